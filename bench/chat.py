@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from batchloom.chat.choose import built_in
+from batchloom.chat.templates.template_choice import built_in
 from batchloom.core.conversation import Conversation
-from batchloom.preparation.chat_encoder import ChatEncoder
-from batchloom.preparation.conversations import ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, encode_conversations
+from batchloom.preparation.documents.conversation_encoder import ChatRules
 from batchloom.tokens import resolve_tokenizer
 
 BATCH = 1024

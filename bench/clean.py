@@ -15,9 +15,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from batchloom.text.cleaner import Cleaner, utf8_length
-from batchloom.text.registry import STEPS
-from batchloom.text.steps import CleanStep
+from batchloom.text import STEPS, Cleaner, CleanStep
+from batchloom.text.cleaner import utf8_length
 
 _LONGEST = 1 << 20
 

@@ -6,29 +6,33 @@ from pathlib import Path
 import numpy as np
 
 from batchloom.core.fingerprint import canonical
-from batchloom.store.format import (
-    FORMAT_VERSION,
+from batchloom.store import (
     MANIFEST_NAME,
-    TOKENIZER_NAME,
-    checksum,
-    shard_name,
-)
-from batchloom.store.headed import HEADER
-from batchloom.store.index import index_bytes
-from batchloom.store.manifest import (
-    Counts,
     Manifest,
     PartEntry,
     ShardEntry,
+    block_sums,
+    manifest_bytes,
+    write_file,
+)
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    HEADER,
+    PLAIN,
+    TOKENIZER_NAME,
+    Counts,
+    Origins,
     SourceEntry,
     SubsetEntry,
-    manifest_bytes,
+    checksum,
+    entries_of,
+    index_bytes,
     seal,
+    shard_name,
     tokenizer_entry,
 )
-from batchloom.store.origins import Origins
-from batchloom.store.sums import BLOCK, MAGIC, PLAIN, block_sums, entries_of
-from batchloom.store.writer import LengthsWriter, ShardWriter, write_file
+from batchloom.store.format.block_checksums import BLOCK, MAGIC
+from batchloom.store.write import LengthsWriter, ShardWriter
 from batchloom.tokens import resolve_tokenizer
 
 VOCABULARY = 50_257

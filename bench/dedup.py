@@ -19,8 +19,8 @@ EXACT = """
 import sys, time
 import numpy as np
 from pathlib import Path
-from batchloom.dedup.find import find, gather
-from batchloom.dedup.keys import partitions_of, write_keys
+from batchloom.preparation.dedup.duplicate_search import find, gather
+from batchloom.preparation.dedup.sorted_keys import partitions_of, write_keys
 folder, total, unit = Path(sys.argv[1]), int(sys.argv[2]), 1_000_000
 draw, files, last, spent = np.random.default_rng(0), [], None, 0.0
 for number in range(-(-total // unit)):
@@ -62,11 +62,11 @@ NEAR = (
 import numpy as np
 from pathlib import Path
 import fastokens
-from batchloom.dedup.components import components
-from batchloom.dedup.find import find, gather
-from batchloom.dedup.keys import BAND_KEY, count_keys, partitions_of
-from batchloom.dedup.minhash import band_keys
-from batchloom.dedup.near import read_bands, write_band_keys
+from batchloom.preparation.dedup.connected_components import components
+from batchloom.preparation.dedup.duplicate_search import find, gather
+from batchloom.preparation.dedup.sorted_keys import BAND_KEY, count_keys, partitions_of
+from batchloom.preparation.dedup.minhash import band_keys
+from batchloom.preparation.dedup.near_duplicates import read_bands, write_band_keys
 from batchloom.tokens import resolve_tokenizer
 tokenizer = fastokens.Tokenizer.from_json_str(json.dumps(resolve_tokenizer("gpt2").state()["tokenizer"]))
 tokenizer.encode_batch_flat(texts[:100], add_special_tokens=False, split_special_tokens=True)
@@ -104,9 +104,9 @@ LINES = (
     TEXTS
     + """
 from pathlib import Path
-from batchloom.dedup.find import find
-from batchloom.dedup.keys import key_file
-from batchloom.dedup.lines import Removal, piece_keys
+from batchloom.preparation.dedup.duplicate_search import find
+from batchloom.preparation.dedup.sorted_keys import key_file
+from batchloom.preparation.dedup.line_dedup import Removal, piece_keys
 folder = Path(folder)
 batches = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
 for pieces in ("lines", "paragraphs"):
@@ -130,7 +130,7 @@ for pieces in ("lines", "paragraphs"):
 PEERS = """
 import time
 import numpy as np
-from batchloom.dedup.minhash import band_keys
+from batchloom.preparation.dedup.minhash import band_keys
 count, size = 4000, 500
 ids = np.random.default_rng(0).integers(0, 50_000, count * size).astype(np.uint16)
 lengths = np.full(count, size, np.uint32)

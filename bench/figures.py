@@ -9,8 +9,8 @@ import time
 import numpy as np
 
 from batchloom import Loader
-from batchloom.batches.metrics import Meter
-from batchloom.testing.stores import write_store
+from batchloom.batches import Meter
+from batchloom.testing import write_store
 from corpus import lengths
 
 TURNS = 300

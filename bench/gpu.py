@@ -31,9 +31,9 @@ from pathlib import Path
 import torch
 
 import batchloom
+from batchloom.train import GPT, ModelSettings
 from batchloom.train.loop import precision
-from batchloom.train.model import GPT, padded_vocabulary, parameter_count, parameter_groups
-from batchloom.train.settings import ModelSettings
+from batchloom.train.model import padded_vocabulary, parameter_count, parameter_groups
 from corpus import VOCABULARY, make_store
 
 DEVICE = torch.device("cuda")

@@ -24,7 +24,7 @@ def now():
     ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
     return float(open("/proc/uptime").read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 import batchloom
-from batchloom.preparation.tally import Progress
+from batchloom.preparation.report.progress import Progress
 class First(BaseException): pass
 def listen(event):
     if isinstance(event, Progress) and event.documents and event.phase == "tokenize":

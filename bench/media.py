@@ -24,12 +24,9 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 import batchloom
-from batchloom.batches.spec import MediaSpec
-from batchloom.core.media import Medium
-from batchloom.media.limits import MediaLimits
-from batchloom.media.look import Looker
-from batchloom.media.places import Places
-from batchloom.media.sampling import Sampling
+from batchloom.batches import MediaSpec
+from batchloom.core.medium import Medium
+from batchloom.media import Looker, MediaLimits, Places, Sampling
 
 SIZES = ((640, 480), (480, 640), (1024, 768), (320, 240), (800, 600))
 TURNS = 5
@@ -121,7 +118,7 @@ def look_at(folder: Path, names: list[str]) -> str:
 
 def paths_of(loader: batchloom.Loader, step: int, folder: Path) -> list[Path]:
     """The images of a step, in their order."""
-    from batchloom.store.stored_media import StoreMedia
+    from batchloom.store import StoreMedia
 
     rows = loader.plan.rows(*loader.plan.positions_of(step))
     media = StoreMedia(loader.store).of(rows.documents)

@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 
-from batchloom.plan.pack import count_sequences, pack
-from batchloom.plan.permute import Permutation
+from batchloom.plan import Permutation, count_sequences
+from batchloom.plan.packing.strategies import pack
 from corpus import lengths
 
 POOL = 65_536

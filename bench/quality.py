@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batchloom.text import c4, fineweb, gopher, repetition
-from batchloom.text.measured import measured
-from batchloom.text.overlap import against
-from batchloom.text.overlap_index import build_index
-from batchloom.text.steps import Clean, Drop
+from batchloom.text import Drop
+from batchloom.text.decontamination import build_index
+from batchloom.text.decontamination.overlap import against
+from batchloom.text.quality import c4, fineweb, gopher, repetition
+from batchloom.text.quality.word_statistics import measured
+from batchloom.text.steps import Clean
 
 MOST = 20_000
 STEPS: dict[str, Clean] = {

@@ -26,10 +26,9 @@ import numpy as np
 
 import batchloom
 from batchloom import Loader, Mixture, Plan, PlanSpec, open_store
-from batchloom.plan.assumed import assumed_from
-from batchloom.questions.forecast import forecast
-from batchloom.store.index import map_file
-from batchloom.store.lengths import StoreLengths
+from batchloom.analysis import forecast
+from batchloom.plan import assumed_from
+from batchloom.store import StoreLengths, map_file
 from corpus import lengths, make_store
 
 CHUNK = 50_000_000

@@ -24,10 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchloom.preparation.units import UNIT_BYTES
-from batchloom.sources.cuts import RecordBounds
-from batchloom.sources.listing import list_sources
-from batchloom.sources.parts import PartReader, parts_of
-from batchloom.sources.rules import ReadRules
+from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, parts_of
 
 _CHUNK = 1 << 20
 

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from batchloom import Loader, Plan, PlanSpec
-from batchloom.batches.costs import RowCosts
-from batchloom.batches.share import Share, measured, rank_rows
-from batchloom.plan.ranks import Mesh, Place
-from batchloom.testing.stores import write_store
+from batchloom.batches import RowCosts, rank_rows
+from batchloom.batches.loading.rank_share import Share, measured
+from batchloom.plan import Mesh
+from batchloom.plan.order import Place
+from batchloom.testing import write_store
 from corpus import lengths
 
 STEPS = 12

@@ -25,18 +25,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from batchloom.batches.share import rank_rows, share_of
-from batchloom.batches.spec import BatchSpec
-from batchloom.core.keys import keyed_hashes
-from batchloom.plan.edits import Edit
-from batchloom.plan.mixture import Mixture
-from batchloom.plan.plan import Plan
-from batchloom.plan.spec import PlanSpec
-from batchloom.plan.state import with_journal
-from batchloom.plan.when import seen
+from batchloom.batches import BatchSpec, rank_rows, share_of
+from batchloom.core.keyed_hashing import keyed_hashes
+from batchloom.plan import Edit, Mixture, Plan, PlanSpec, seen, with_journal
 
 if TYPE_CHECKING:
-    from batchloom.plan.rows import Rows
+    from batchloom.plan.packing import Rows
 
 BLOCK = 64
 MIB = 1 << 20

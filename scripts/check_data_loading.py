@@ -3,7 +3,7 @@
 import sys
 
 import batchloom
-from batchloom.cli.main import run
+from batchloom.cli import run
 
 if __name__ == "__main__":
     path = sys.argv[1] if len(sys.argv) > 1 else "--help"

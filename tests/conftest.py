@@ -127,6 +127,6 @@ def _forget_s3_clients():
     # An instance keeps its address, its credentials and what it listed; batchloom, that there were none.
     if s3fs := sys.modules.get("s3fs"):
         s3fs.S3FileSystem.clear_instance_cache()
-    if reach := sys.modules.get("batchloom.core.reach"):
+    if reach := sys.modules.get("batchloom.remote.client"):
         # A test may have put another function in its place.
         getattr(reach._options, "cache_clear", lambda: None)()

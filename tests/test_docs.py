@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 # Shown, not run: setting up (CI itself does that), layouts, data.
-SHOWN = {"sh", "text", "json", "yaml"}
+SHOWN = {"sh", "text", "json", "yaml", "mermaid"}
 
 
 def blocks(page):
@@ -60,6 +60,17 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
+def test_files_of_the_source_that_a_page_names_are_there(page):
+    named = re.findall(
+        r"`(?:src/batchloom/)?([a-z_]+/[\w/]+(?:\.py|/))`", (ROOT / page).read_text()
+    )
+    outside = ("docs/", "tests/", "bench/", "scripts/")
+    inside = [path for path in named if not path.startswith(outside)]
+    assert len(inside) >= 10
+    assert [path for path in inside if not (ROOT / "src/batchloom" / path).exists()] == []
 
 
 def test_every_page_is_named_in_the_readme_and_every_public_name_in_the_reference():

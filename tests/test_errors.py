@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from batchloom.core import RecordError, record_error
+from batchloom.core.errors import RecordError, record_error
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from batchloom.core import canonical, fingerprint
+from batchloom.core.fingerprint import canonical, fingerprint
 
 LEAVES = (
     st.none()

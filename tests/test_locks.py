@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from batchloom import OutputError
-from batchloom.core import StoreConflictError, lock_alone
+from batchloom.core.errors import StoreConflictError
+from batchloom.core.locks import lock_alone
 from batchloom.preparation import WorkFolder
 from batchloom.store import AsideFile, changing, export_store
 from batchloom.testing import write_store

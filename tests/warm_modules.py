@@ -11,8 +11,8 @@ with warnings.catch_warnings():
         "torch.distributed.fsdp",
         "transformers.models.llama.modeling_llama",
         "transformers.trainer",
-        "batchloom.batches.loader",
-        "batchloom.preparation.job",
+        "batchloom.batches.loading.loader",
+        "batchloom.preparation.prepare_job",
         "batchloom.train.start",
     ):
         importlib.import_module(name)

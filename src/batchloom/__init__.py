@@ -7,8 +7,9 @@ Names are loaded when first used, so that importing batchloom stays light.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from batchloom.batches.inspect import inspect
-    from batchloom.batches.loader import Loader
+    from batchloom.analysis import check, explain, inspect, when
+    from batchloom.analysis.doctor import doctor
+    from batchloom.batches import Loader
     from batchloom.core.errors import (
         BatchloomError,
         InputError,
@@ -19,50 +20,40 @@ if TYPE_CHECKING:
         StoreError,
         TokenizerError,
     )
-    from batchloom.diagnosis.check import check
-    from batchloom.diagnosis.doctor import doctor
-    from batchloom.plan.edits import Edit
-    from batchloom.plan.mixture import Mixture
-    from batchloom.plan.plan import Plan
-    from batchloom.plan.spec import PlanSpec
-    from batchloom.preparation.dataset_config import DatasetConfig
-    from batchloom.preparation.job import prepare
-    from batchloom.preparation.recipe import Recipe
-    from batchloom.questions.explain import explain
-    from batchloom.questions.when import when
-    from batchloom.sources.presets import list_datasets
-    from batchloom.store.opening import open_store
-    from batchloom.store.reader import Store
-    from batchloom.streams.stream import stream
+    from batchloom.plan import Edit, Mixture, Plan, PlanSpec
+    from batchloom.preparation import DatasetConfig, Recipe, prepare
+    from batchloom.sources.files import list_datasets
+    from batchloom.store import Store, open_store
+    from batchloom.streaming import stream
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "BatchloomError": "batchloom.core.errors",
-    "DatasetConfig": "batchloom.preparation.dataset_config",
-    "Edit": "batchloom.plan.edits",
+    "DatasetConfig": "batchloom.preparation.settings.dataset_config",
+    "Edit": "batchloom.plan.order.edits",
     "InputError": "batchloom.core.errors",
-    "Loader": "batchloom.batches.loader",
-    "Mixture": "batchloom.plan.mixture",
+    "Loader": "batchloom.batches.loading.loader",
+    "Mixture": "batchloom.plan.mixture.mixture_spec",
     "OutputError": "batchloom.core.errors",
-    "Plan": "batchloom.plan.plan",
+    "Plan": "batchloom.plan.order.plan",
     "PlanError": "batchloom.core.errors",
-    "PlanSpec": "batchloom.plan.spec",
-    "Recipe": "batchloom.preparation.recipe",
+    "PlanSpec": "batchloom.plan.packing.plan_spec",
+    "Recipe": "batchloom.preparation.settings.recipe",
     "SettingsError": "batchloom.core.errors",
     "StateError": "batchloom.core.errors",
-    "Store": "batchloom.store.reader",
+    "Store": "batchloom.store.read.store_reader",
     "StoreError": "batchloom.core.errors",
     "TokenizerError": "batchloom.core.errors",
-    "check": "batchloom.diagnosis.check",
-    "doctor": "batchloom.diagnosis.doctor",
-    "explain": "batchloom.questions.explain",
-    "inspect": "batchloom.batches.inspect",
-    "list_datasets": "batchloom.sources.presets",
-    "open_store": "batchloom.store.opening",
-    "prepare": "batchloom.preparation.job",
-    "stream": "batchloom.streams.stream",
-    "when": "batchloom.questions.when",
+    "check": "batchloom.analysis.path_check",
+    "doctor": "batchloom.analysis.doctor.diagnosis",
+    "explain": "batchloom.analysis.explanation",
+    "inspect": "batchloom.analysis.inspection",
+    "list_datasets": "batchloom.sources.files.dataset_names",
+    "open_store": "batchloom.store.read.store_opening",
+    "prepare": "batchloom.preparation.prepare_job",
+    "stream": "batchloom.streaming.raw_stream",
+    "when": "batchloom.analysis.serving_steps",
 }
 
 __all__ = [

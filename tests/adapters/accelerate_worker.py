@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from batchloom import Loader, open_store
 from batchloom.adapters.accelerate import attach
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from streams.streams import small_stream, write_texts
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from adapters.deepspeed_operators import leave_out_operators
 from batchloom import Loader, StateError, open_store
 from batchloom.adapters.deepspeed import attach, batch_sizes, join, load_newest, save, scale
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 
 SIZES = {"seq_len": 64, "global_batch_size": 4, "steps": 4, "micro_batch_size": 1}

@@ -11,7 +11,7 @@ import batchloom
 from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, Heard, make_args, make_trainer
 from batchloom.adapters import row_losses, token_loss
 from batchloom.adapters.hugging_face import trainer_parts
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 
 

@@ -17,7 +17,7 @@ from ray.train.torch import TorchTrainer
 from adapters.test_ray_train import be_a_worker, worker_settings
 from batchloom import StateError
 from batchloom.adapters import ray_train
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 
 
 def keep_checkpoints(folder):

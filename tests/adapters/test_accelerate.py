@@ -10,7 +10,7 @@ from adapters.small import small_store
 from batchloom import Edit, PlanError, StateError
 from batchloom.adapters.deepspeed import batch_sizes
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 from processes import run_two_ranks
 from streams.streams import small_stream, write_texts

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import batchloom
-from batchloom.adapters import disagreement, require_agreement
-from batchloom.core import TrainError
+from batchloom.adapters.agreement import disagreement, require_agreement
+from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 from processes import run_two_ranks
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 import batchloom
 from batchloom.adapters.agreement import require_agreement
 from batchloom.core.errors import TrainError
-from batchloom.plan.edits import Edit
+from batchloom.plan.order.edits import Edit
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from batchloom.adapters import newest, written_aside
+from batchloom.adapters.checkpoints import newest, written_aside
 from batchloom.examples.job import Job
 
 # For each N: ends a process, as a kill does, at the N-th time that a name is about to change or to go.

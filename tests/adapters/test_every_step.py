@@ -15,7 +15,7 @@ from batchloom import SettingsError, StateError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.adapters.accelerate import attach, load_newest, save
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.comparison import FRAMEWORKS, Witness, expected
+from batchloom.analysis.compare import FRAMEWORKS, Witness, expected
 from batchloom.examples.job import adamw, tiny_model
 from comparison.warm import run_warm
 

@@ -9,7 +9,7 @@ import torch
 import batchloom
 from batchloom.adapters.logging import to_tensorboard
 from batchloom.batches import Meter, transformer_cost
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.examples.job import tiny_model
 from batchloom.testing import write_store
 

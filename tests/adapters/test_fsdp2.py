@@ -7,9 +7,9 @@ from torch.distributed.checkpoint import state_dict_saver
 import batchloom
 from adapters.small import small_store
 from batchloom import StateError
-from batchloom.adapters import newest
+from batchloom.adapters.checkpoints import newest
 from batchloom.adapters.fsdp2 import begin_save, load, load_newest, save
-from batchloom.comparison import expected
+from batchloom.analysis.compare import expected
 from batchloom.examples.job import adamw, tiny_model
 from comparison.warm import run_warm
 

@@ -12,9 +12,9 @@ import batchloom
 from adapters.fsdp2_media_worker import trained
 from batchloom import InputError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
-from batchloom.adapters.fsdp2_media import more_rows
+from batchloom.adapters.fsdp2.fsdp2_media import more_rows
 from batchloom.batches import Batch
-from batchloom.batches.assemble import BatchCuts, MediaCut
+from batchloom.batches.assembly import BatchCuts, MediaCut
 from media.models import make
 from processes import run_two_ranks
 from train.families import Families

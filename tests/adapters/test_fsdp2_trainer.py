@@ -13,7 +13,7 @@ import batchloom
 from adapters.small import small_records, small_store
 from batchloom import InputError, PlanError, SettingsError, StateError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.examples.job import tiny_model
 from processes import run_two_ranks
 

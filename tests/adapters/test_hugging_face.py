@@ -12,7 +12,7 @@ import batchloom
 from batchloom import InputError, SettingsError, StateError
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches import dense_mask, flattened, padded
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 from batchloom.testing import write_store
 from processes import run_two_ranks
@@ -22,9 +22,10 @@ trl = pytest.importorskip("trl")
 
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-from batchloom.adapters import TokenLoss, refuse_leak, row_losses, token_loss
+from batchloom.adapters import TokenLoss, row_losses, token_loss
 from batchloom.adapters.hugging_face import trainer_parts
-from batchloom.adapters.hugging_face_dealing import Dealing
+from batchloom.adapters.hugging_face.hf_dealing import Dealing
+from batchloom.adapters.isolation_check import refuse_leak
 
 pytestmark = [
     # transformers and trl: what they deprecate of their own; torch counts this machine's cores.

@@ -12,9 +12,9 @@ import batchloom
 from adapters.test_hugging_face import losses, make_args
 from batchloom import SettingsError
 from batchloom.adapters.hugging_face import trainer_parts
-from batchloom.adapters.hugging_face_dealing import _media_problems
+from batchloom.adapters.hugging_face.hf_dealing import _media_problems
 from batchloom.batches import image_masks
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw
 from media.models import MODELS, TEXT_WINDOW, inputs_of, make
 from processes import run_two_ranks

@@ -9,7 +9,7 @@ import torch
 
 from batchloom import Edit, SettingsError, StateError
 from batchloom.batches import dense_mask
-from batchloom.core import MissingDependencyError, TrainError
+from batchloom.core.errors import MissingDependencyError, TrainError
 from batchloom.examples.job import tiny_model
 from batchloom.testing import write_store
 

@@ -9,10 +9,11 @@ import torch
 from adapters.small import small_store
 from adapters.test_hugging_face import make_trainer
 from batchloom import Loader
-from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer, refuse_leak
+from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.adapters.accelerate import require_isolation
+from batchloom.adapters.isolation_check import refuse_leak
 from batchloom.batches import dense_mask
-from batchloom.core import BatchloomError, TrainError
+from batchloom.core.errors import BatchloomError, TrainError
 from batchloom.examples.job import tiny_model
 from batchloom.testing import write_store
 

@@ -8,7 +8,7 @@ import torch
 
 import batchloom
 from batchloom import Edit, PlanError, StateError
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 
 with warnings.catch_warnings():

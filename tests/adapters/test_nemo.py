@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import batchloom
 from batchloom import InputError, StateError
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 from oracles import megatron as theirs
 

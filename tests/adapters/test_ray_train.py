@@ -14,7 +14,7 @@ import pytest
 
 import batchloom
 from batchloom.adapters import ray_train
-from batchloom.comparison import Witness, expected
+from batchloom.analysis.compare import Witness, expected
 from batchloom.examples.job import Job, tiny_model
 from batchloom.testing import write_store
 from batchloom.train import read_log

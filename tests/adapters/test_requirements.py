@@ -9,7 +9,7 @@ import pytest
 
 from batchloom.adapters import requirements
 from batchloom.adapters.requirements import Requirement, installed, problem_of, require
-from batchloom.core import MissingDependencyError
+from batchloom.core.errors import MissingDependencyError
 
 OWN = [one for one in vars(requirements).values() if isinstance(one, Requirement)]
 
@@ -68,10 +68,10 @@ NEEDS = {
     "accelerate": "torch",
     "agreement": "torch",
     "deepspeed": "torch",
-    "fsdp2": "torch",
-    "fsdp2_trainer": "torch",
-    "hugging_face": "transformers",
-    "hugging_face_metrics": "transformers",
+    "fsdp2.fsdp2_state": "torch",
+    "fsdp2.fsdp2_trainer": "torch",
+    "hugging_face.trainer_objects": "transformers",
+    "hugging_face.hf_metrics": "transformers",
     "lightning": "lightning",
     "megatron": "megatron-core",
     "nemo": "megatron-core",

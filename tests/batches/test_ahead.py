@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from batchloom.batches.ahead import Begun, in_turn
+from batchloom.batches.producer_thread import Begun, in_turn
 
 
 class Trouble(RuntimeError):

@@ -8,7 +8,8 @@ from hypothesis import given, settings, strategies as st
 import batchloom
 from batchloom import SettingsError, StateError
 from batchloom.batches import IGNORE, Augment
-from batchloom.core import GOLDEN, key128, mix_int
+from batchloom.core.fingerprint import key128
+from batchloom.core.keyed_hashing import GOLDEN, mix_int
 from batchloom.testing import write_store
 from tiers import examples
 

@@ -12,7 +12,7 @@ import batchloom
 from batchloom import Edit, InputError, SettingsError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Batch
-from batchloom.batches.block import pack, parts_of
+from batchloom.batches.assembly.array_block import pack, parts_of
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 

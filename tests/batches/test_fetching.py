@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from batchloom import Edit, InputError, Loader, Mixture, Plan, open_store
-from batchloom.batches import fetching as fetching_module
-from batchloom.batches.fetching import Fetching, Sizes
+from batchloom.batches.loading import remote_fetch as fetching_module
+from batchloom.batches.loading.remote_fetch import Fetching, Sizes
 from batchloom.testing import write_store
 from store.far import to_memory
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.batches.joining import Joining, Shapes
-from batchloom.batches.memory import Recycled
-from batchloom.core import AudioFacts, ImageFacts
+from batchloom.batches.media.array_reuse import Recycled
+from batchloom.batches.media.feature_join import Joining, Shapes
+from batchloom.core.medium import AudioFacts, ImageFacts
 from batchloom.media import joined
-from batchloom.store.media import StoredMedium
+from batchloom.store.format import StoredMedium
 from tiers import examples
 
 IMAGE = StoredMedium(0, "image", 0, 4, (1, 4, 4), ImageFacts(9, 9), "a", 1, b"", None)

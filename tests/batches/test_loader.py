@@ -9,8 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError, StoreError
-from batchloom.batches import find_world, left_out as left_out_module, tables as tables_module
-from batchloom.batches.ahead import Ahead
+from batchloom.batches import find_world
+from batchloom.batches.loading import left_out as left_out_module, pool_tables as tables_module
+from batchloom.batches.producer_thread import Ahead
 from batchloom.testing import write_store
 from tiers import examples
 

@@ -12,7 +12,7 @@ import pytest
 import batchloom
 from batchloom import Mixture, PlanError, SettingsError
 from batchloom.batches import Batch, Cost, Meter, metrics, transformer_cost
-from batchloom.batches.board import Board
+from batchloom.batches.metrics_exchange import Board
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from processes import run_two_ranks

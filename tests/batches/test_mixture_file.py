@@ -4,7 +4,7 @@ import pytest
 
 from batchloom import Mixture, PlanError, SettingsError
 from batchloom.batches import mixture_from
-from batchloom.core import InputMissingError, RecordError
+from batchloom.core.errors import InputMissingError, RecordError
 from batchloom.plan import SourceSpec, Stage
 from batchloom.testing import append_documents, write_store
 

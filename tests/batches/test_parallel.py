@@ -301,7 +301,7 @@ def test_settings_that_are_none(store):
     for said in (
         "did you mean 'pad'",
         "micro_batch_size: 0",
-        "no batchloom.plan.ranks.Mesh",
+        "no batchloom.plan.Mesh",
         "balance: 'yes'",
     ):
         assert said in str(caught.value)

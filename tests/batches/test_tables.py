@@ -11,10 +11,10 @@ import pytest
 
 import batchloom
 from batchloom import StoreError
-from batchloom.batches import tables as tables_module
-from batchloom.batches.tables import (
+from batchloom.batches.loading import (
     load_table,
     lock_table,
+    pool_tables as tables_module,
     table_folders,
     table_name,
     wait_for_table,
@@ -130,7 +130,7 @@ def test_one_process_counts_and_the_lock_dies_with_it(store):
     plan = batchloom.Loader(store, **SPEC).plan
     folders = table_folders(store)
     code = (
-        "import sys, time, batchloom; from batchloom.batches.tables import *;"
+        "import sys, time, batchloom; from batchloom.batches.loading.pool_tables import *;"
         f"p = batchloom.Loader(batchloom.open_store({str(store.path)!r}), **{SPEC!r}).plan;"
         "c = lock_table(p.order(0), table_folders(p.store)); print(c.__enter__(), flush=True); time.sleep(60)"
     )

@@ -6,7 +6,7 @@ import pytest
 
 from batchloom import InputError
 from batchloom.chat import RenderError, Template
-from batchloom.core import TemplateError
+from batchloom.core.errors import TemplateError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 DOUBLE = "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = EXPR %}{% endfor %}"

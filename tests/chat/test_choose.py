@@ -5,7 +5,7 @@ import json
 import pytest
 
 from batchloom.chat import BUILT_IN, choose_template
-from batchloom.core import InputMissingError, TemplateError
+from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.preparation import ChatEncoder
 from batchloom.tokens import resolve_tokenizer, tokenizer_from_state
 from chat.conftest import byte_level

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from batchloom.chat import detect_schema, parse_mapping, record_reader
-from batchloom.core import SchemaError, UnusableRecordError
+from batchloom.core.errors import SchemaError, UnusableRecordError
 from tiers import examples
 
 USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}

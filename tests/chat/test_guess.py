@@ -6,7 +6,7 @@ import pytest
 
 import batchloom
 from batchloom.chat import parse_mapping
-from batchloom.core import SchemaError
+from batchloom.core.errors import SchemaError
 from batchloom.store import Labels, Pairs
 from prepare.stores import jsonl
 

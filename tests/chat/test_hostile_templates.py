@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from batchloom.chat import RenderError, Template
-from batchloom.core import TemplateError
+from batchloom.core.errors import TemplateError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 # Names of values that many of them work on.

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from batchloom.chat import detect_schema, medium_of, record_reader
-from batchloom.core import Medium, UnusableRecordError
+from batchloom.core.errors import UnusableRecordError
+from batchloom.core.medium import Medium
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(60)
 IN_TEXT = base64.b64encode(PNG).decode()

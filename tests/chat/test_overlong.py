@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from batchloom import InputError
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
-from batchloom.preparation.overlong import fit_turns
+from batchloom.preparation.settings import fit_turns
 from chat.conversations import talk
 
 LONG = talk("q1", "a1", "q2", "a2", "q3", "a3", system="s")

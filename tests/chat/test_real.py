@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.core import Conversation
+from batchloom.core.conversation import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from chat.conversations import talk

@@ -22,7 +22,8 @@ from batchloom.chat import (
     record_reader,
     unused_columns,
 )
-from batchloom.core import Conversation, Labelled, Pair, SchemaError, UnusableRecordError
+from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
 def user(text, **more):

@@ -8,7 +8,8 @@ import pytest
 
 from batchloom import SettingsError
 from batchloom.chat import detect_schema, parse_mapping, record_reader
-from batchloom.core import Conversation, Labelled, Pair, SchemaError, UnusableRecordError
+from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
 def user(text):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from batchloom import SettingsError
-from batchloom.core import Conversation
+from batchloom.core.conversation import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CHATML, CONTENTS, LLAMA3, THINKING, messages, talk
 from tiers import examples
@@ -272,7 +272,7 @@ def test_private_characters_are_said_like_any_other(encoder_of):
 
 @pytest.mark.parametrize(("said", "found"), [("a1", True), ("<|im_end|>", False)])
 def test_more_messages_than_marks(encoder_of, monkeypatch, said, found):
-    monkeypatch.setattr("batchloom.chat.marked.MOST_MARKED", 3)
+    monkeypatch.setattr("batchloom.chat.templates.markers.MOST_MARKED", 3)
     # Tool calls, so that the turns are looked for by marks.
     turns = [
         {"role": "user", "content": "q1"},

@@ -7,7 +7,7 @@ import pytest
 
 import batchloom
 from batchloom.cli import run
-from batchloom.core import InputMissingError, StoreMissingError
+from batchloom.core.errors import InputMissingError, StoreMissingError
 
 ORDER = ["--seq-len", "64", "--global-batch-size", "2"]
 COMMANDS = {

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from batchloom import Edit, Loader, Mixture, Plan, PlanSpec, open_store
+from batchloom.analysis import forecast
 from batchloom.batches import mixture_from
 from batchloom.cli import run
 from batchloom.plan import Stage, assumed_from
-from batchloom.questions import forecast
 from batchloom.testing import write_store
 from batchloom.train import mixture_lines
 from plan.sources import LengthsOnly

@@ -1,4 +1,4 @@
-"""One process of an example: ``example_process.py NAME RECORD JOB``, as ``batchloom.comparison.process`` takes them."""
+"""One process of an example: ``example_process.py NAME RECORD JOB``, as ``batchloom.analysis.compare.example_process`` takes them."""
 
 import runpy
 import sys
@@ -8,4 +8,6 @@ from adapters.deepspeed_operators import leave_out_operators
 if __name__ == "__main__":
     if sys.argv[1] == "deepspeed":
         leave_out_operators()
-    runpy.run_module("batchloom.comparison.process", run_name="__main__", alter_sys=True)
+    runpy.run_module(
+        "batchloom.analysis.compare.example_process", run_name="__main__", alter_sys=True
+    )

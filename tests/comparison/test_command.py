@@ -15,14 +15,19 @@ import psutil
 import pytest
 
 from batchloom.adapters.requirements import Requirement
+from batchloom.analysis.compare import (
+    beside,
+    compare_plots as pictures,
+    comparison,
+    frameworks,
+    run_example,
+)
+from batchloom.analysis.compare.compare_page import page
+from batchloom.analysis.compare.launch import _finish
+from batchloom.analysis.compare.loss_curves import Curve
 from batchloom.cli import run
-from batchloom.comparison import compare as comparison, frameworks, pictures, run_example
-from batchloom.comparison.against import beside
-from batchloom.comparison.launch import _finish
-from batchloom.comparison.page import page
-from batchloom.comparison.runs import Curve
-from batchloom.core import TrainError
-from batchloom.core.picture import save_picture
+from batchloom.core.errors import TrainError
+from batchloom.core.plots import save_picture
 from batchloom.testing import write_store
 from comparison.warm import run_warm
 from processes import start_processes

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from batchloom import Loader
-from batchloom.comparison.difference import AHEAD, Place, Wanted, differing, explained
-from batchloom.comparison.witness import StepHash
+from batchloom.analysis.compare.batch_difference import AHEAD, Place, Wanted, differing, explained
+from batchloom.analysis.compare.witness import StepHash
 from batchloom.testing import write_store
 from comparison import broken_examples
 

@@ -7,7 +7,7 @@ import pytest
 
 import batchloom
 from batchloom.adapters.requirements import problem_of
-from batchloom.comparison import FRAMEWORKS, expected, run_example
+from batchloom.analysis.compare import FRAMEWORKS, expected, run_example
 from batchloom.testing import write_store
 from comparison.warm import run_warm
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from batchloom.adapters import requirements
 from batchloom.adapters.requirements import Requirement
-from batchloom.comparison import FRAMEWORKS
+from batchloom.analysis.compare import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "frameworks.md").read_text()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from batchloom import InputError, SettingsError
+from batchloom.analysis.compare import CompareSpec, beside, read_run
+from batchloom.analysis.compare.compare_report import plain_of, rows_of, sentences_of
+from batchloom.analysis.compare.comparison import Comparison
+from batchloom.analysis.compare.run_comparison import near
 from batchloom.cli import run
-from batchloom.comparison import read_run
-from batchloom.comparison.against import beside, near
-from batchloom.comparison.compare import CompareSpec, Comparison
-from batchloom.comparison.told import plain_of, rows_of, sentences_of
-from batchloom.core import InputMissingError
+from batchloom.core.errors import InputMissingError
 from batchloom.testing import write_store
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from batchloom.comparison import judge
-from batchloom.comparison.verdict import LEAST_CHANGE, LEAST_POINTS, slope_of
+from batchloom.analysis.compare import judge
+from batchloom.analysis.compare.verdict import LEAST_CHANGE, LEAST_POINTS, slope_of
 
 # Losses of `batchloom train --model-name tiny --seq-len 64 --global-batch-size 8`, 120 steps at lr 3e-3 and 150 (of c4 the
 # first 137) at

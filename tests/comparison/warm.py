@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from batchloom.comparison import read_record
+from batchloom.analysis.compare import read_record
 from processes import run_ranks
 
 SCRIPT = Path(__file__).with_name("example_process.py")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import batchloom
 from batchloom import TokenizerError
 from batchloom.compat import SFTDataset
-from batchloom.core import RecordError, SchemaError
+from batchloom.core.errors import RecordError, SchemaError
 from chat.conftest import folders  # noqa: F401
 from prepare.stores import jsonl
 from sources.hub_server import hub_serving

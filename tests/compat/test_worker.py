@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from batchloom.compat import WorkerClient, WorkerConfig
-from batchloom.core import StoreMissingError, TrainError
+from batchloom.core.errors import StoreMissingError, TrainError
 from batchloom.train import RunFolder, step_of
 
 

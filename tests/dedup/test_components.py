@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.dedup import components as grouping
-from batchloom.dedup.components import components
-from batchloom.dedup.find import duplicates, gather
+from batchloom.preparation.dedup import components, connected_components as grouping, gather
+from batchloom.preparation.dedup.duplicate_search import duplicates
 from tiers import examples
 
 UNIT = 4

@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import OutputError
-from batchloom.dedup import find as finding, key_file, keys as keyed, partitions_of, write_keys
-from batchloom.dedup.find import DUPLICATE, find, gather
-from batchloom.dedup.keys import count_keys, key_records
+from batchloom.preparation.dedup import (
+    DUPLICATE,
+    count_keys,
+    duplicate_search as finding,
+    find,
+    gather,
+    key_file,
+    key_records,
+    partitions_of,
+    sorted_keys as keyed,
+    write_keys,
+)
 from tiers import examples
 
 TOP = 2**64 - 1

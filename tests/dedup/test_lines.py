@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError
-from batchloom.dedup import Removal, key_file, lines as taking
-from batchloom.dedup.find import find
-from batchloom.dedup.lines import count_pieces, piece_keys, remove
+from batchloom.preparation.dedup import Removal, find, key_file, line_dedup as taking, piece_keys
+from batchloom.preparation.dedup.line_dedup import count_pieces, remove
 from tiers import examples
 
 PIECE = st.sampled_from(["a", "b", " a", "b \t", "", "  ", "　", "c", "é", "a\r"])

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import SettingsError
-from batchloom.dedup import band_keys, bands_for, chance, minhash
-from batchloom.dedup.minhash import NO_KEY
+from batchloom.preparation.dedup import NO_KEY, band_keys, bands_for, chance, minhash
 from tiers import examples
 
 

@@ -9,17 +9,19 @@ from hypothesis import given, settings, strategies as st
 
 from batchloom import OutputError
 from batchloom.core.files import let_go
-from batchloom.dedup import (
+from batchloom.preparation.dedup import (
     BAND_KEY,
     band_keys,
-    components as grouping,
-    near as nearing,
+    components,
+    connected_components as grouping,
+    find,
+    gather,
+    near_duplicates as nearing,
     partitions_of,
+    read_bands,
+    write_band_keys,
     write_keys,
 )
-from batchloom.dedup.components import components
-from batchloom.dedup.find import find, gather
-from batchloom.dedup.near import read_bands, write_band_keys
 from tiers import examples
 
 

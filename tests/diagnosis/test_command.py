@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
+from batchloom.analysis.doctor import Piece, Preview, quote
 from batchloom.cli import preview_lines, run
-from batchloom.core import visible
-from batchloom.diagnosis import quote
-from batchloom.preparation import Piece, Preview
+from batchloom.core.wording import visible
 from prepare.stores import jsonl
 
 EVIL = (

@@ -11,9 +11,8 @@ import pytest
 
 import batchloom
 from batchloom import Recipe, SettingsError, TokenizerError
-from batchloom.core import InputMissingError
-from batchloom.diagnosis import packing_facts
-from batchloom.preparation import Sizes, examine
+from batchloom.analysis.doctor import Sizes, examine, packing_facts
+from batchloom.core.errors import InputMissingError
 from prepare.stores import jsonl
 from sources.test_tables import pa, write
 from sources.web import serving
@@ -116,7 +115,7 @@ def test_a_store_of_preferences_names_its_readers_and_no_training(tmp_path):
     store = batchloom.prepare(path, out=tmp_path / "s", tokenizer="bytes", val_fraction=0).path
     found = diagnose(store)
     assert (found.sound, found.commands) == (True, ())
-    assert "batchloom.store.preferences" in found.notes[0]
+    assert "batchloom.store.read.preference_reader" in found.notes[0]
 
 
 def test_nothing_is_proposed_that_would_fail(tmp_path):
@@ -293,8 +292,8 @@ def test_what_cannot_be_read_is_a_fault_and_the_rest_is_told(tmp_path):
 def test_without_a_tokenizer_all_else_is_told(tmp_path, monkeypatch):
     path = jsonl(tmp_path / "in.jsonl", ASKED)
     assert batchloom.doctor(path).tokenizer.name == "gpt2"
-    monkeypatch.setattr("batchloom.tokens.resolve.gpt2_from_package", lambda: None)
-    monkeypatch.setattr("batchloom.tokens.resolve.cached_file", lambda repo: None)
+    monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.gpt2_from_package", lambda: None)
+    monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.cached_file", lambda repo: None)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -542,5 +541,5 @@ def test_a_store_of_preferences_is_not_sent_to_the_trainer(tmp_path):
     batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
     found = batchloom.doctor(str(tmp_path / "s"))
     assert found.commands == ()
-    assert "batchloom.store.preferences" in found.notes[0]
+    assert "batchloom.store.read.preference_reader" in found.notes[0]
     assert "preference trainers read it" in batchloom.check(tmp_path / "s").used

@@ -2,8 +2,8 @@
 
 import pytest
 
-from batchloom.core import RecordError, WorkerError
-from batchloom.execution import Done, Told, carry_out
+from batchloom.core.errors import RecordError, WorkerError
+from batchloom.preparation.workers import Done, Told, carry_out
 
 
 def results(crew, orders, lost=None):

@@ -8,8 +8,18 @@ import pytest
 
 import batchloom.preparation
 from batchloom import BatchloomError, SettingsError
-from batchloom.core import BadRecord, InvalidJsonError, RecordError, SchemaError, WorkerError
-from batchloom.execution import Done, Failed, Here, Pool, Told, carry_out, error_of, failure
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import InvalidJsonError, RecordError, SchemaError, WorkerError
+from batchloom.preparation.workers import (
+    Done,
+    Failed,
+    Here,
+    Pool,
+    Told,
+    carry_out,
+    error_of,
+    failure,
+)
 from execution.contract import check_contract
 from execution.works import Noted, setup
 

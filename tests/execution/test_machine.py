@@ -5,8 +5,8 @@ import os
 import pytest
 
 from batchloom import SettingsError
-from batchloom.execution import cores, free_memory, workers_for
-from batchloom.execution.machine import cpu_quota, memory_left
+from batchloom.preparation.workers import cores, free_memory, workers_for
+from batchloom.preparation.workers.machine_limits import cpu_quota, memory_left
 
 GIB = 1 << 30
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from batchloom import SettingsError
-from batchloom.core import RecordError, WorkerError
-from batchloom.execution import Done, Lost, Pool, Ready, Told, carry_out
+from batchloom.core.errors import RecordError, WorkerError
+from batchloom.preparation.workers import Done, Lost, Pool, Ready, Told, carry_out
 from execution.contract import results, until
 from execution.works import dying_setup, failing_setup, greedy_setup, setup, slow_setup
 
@@ -178,7 +178,7 @@ def test_workers_compute_on_one_thread_each(monkeypatch):
 
 COORDINATOR = """
     import sys
-    from batchloom.execution.pool import Pool, Ready
+    from batchloom.preparation.workers.process_pool import Pool, Ready
     from execution.works import setup
 
     pool = Pool(setup, 2)
@@ -255,7 +255,7 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
     """No guard around the main module: workers do not run it again."""
     program = """
         print("main runs")
-        from batchloom.execution.pool import Pool, Ready
+        from batchloom.preparation.workers.process_pool import Pool, Ready
         from execution.works import setup
         with Pool(setup, 2) as pool:
             pool.give(0, ("square", 12))
@@ -280,7 +280,7 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
 
 def test_standard_streams_that_are_closed_do_not_become_pipes(tmp_path):
     program = """
-        from batchloom.execution.pool import Pool, Ready
+        from batchloom.preparation.workers.process_pool import Pool, Ready
         from execution.works import setup
         with Pool(setup, 1) as pool:
             pool.give(0, ("print", "said"))

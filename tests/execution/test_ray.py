@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from batchloom import InputError, OutputError
-from batchloom.core import WorkerError
-from batchloom.execution import Done, Lost, RayCluster, RayCrew, Told, carry_out
-from batchloom.execution.ray_cluster import _unconnected, room
+from batchloom.core.errors import WorkerError
+from batchloom.preparation.workers import Done, Lost, RayCluster, RayCrew, Told, carry_out
+from batchloom.preparation.workers.ray_cluster import _unconnected, room
 from execution.contract import check_contract, results, until
 from execution.nodes import add_node, kill_node, ray_cluster
 from execution.works import setup
@@ -87,7 +87,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, tmp_path):
 def test_workers_end_with_a_coordinator_that_is_killed(cluster, tmp_path):
     written = tmp_path / "written"
     code = f"""
-        from batchloom.execution.ray_cluster import RayCluster, RayCrew
+        from batchloom.preparation.workers.ray_cluster import RayCluster, RayCrew
         from execution.works import setup
         with RayCrew(setup, RayCluster({cluster.address!r})) as crew:
             crew.give(0, ("write", {str(written)!r}))
@@ -264,7 +264,7 @@ def test_a_ray_of_its_own_is_of_this_machine_alone_and_ends(tmp_path):
     done = run(
         """
         import psutil
-        from batchloom.execution.ray_cluster import RayCluster, RayCrew
+        from batchloom.preparation.workers.ray_cluster import RayCluster, RayCrew
         from execution.contract import results
         from execution.works import setup
 
@@ -292,7 +292,7 @@ def test_without_ray_the_remedy_is_told(tmp_path):
     (tmp_path / "ray.py").write_text("raise ImportError('no ray here')")
     done = run(
         """
-        from batchloom.execution.ray_cluster import RayCluster, RayCrew
+        from batchloom.preparation.workers.ray_cluster import RayCluster, RayCrew
         from execution.works import setup
         with RayCrew(setup, RayCluster()):
             pass

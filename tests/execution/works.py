@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batchloom.core import RecordError
+from batchloom.core.errors import RecordError
 
 
 class Awkward(Exception):

@@ -8,19 +8,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchloom.batches import (
-    Augment,
-    MediaSpec,
-    dense_mask,
-    flattened,
-    mixture_from,
-    padded,
-)
+from batchloom.batches import Augment, MediaSpec, dense_mask, flattened, mixture_from, padded
 from batchloom.batches.forms import megatron, shifted
 from batchloom.cli import run as _run
 from batchloom.plan import Mesh, SourceSpec, Stage
 from batchloom.store import Labels, Pairs
-from batchloom.streams import merge_states
+from batchloom.streaming import merge_states
 
 __all__ = [
     "Augment",

@@ -9,8 +9,9 @@ import pytest
 
 import batchloom
 from batchloom.batches import MediaSpec
-from batchloom.batches.media import BatchMedia, _Budget
-from batchloom.core import MediumError
+from batchloom.batches.media import BatchMedia
+from batchloom.batches.media.batch_media import _Budget
+from batchloom.core.errors import MediumError
 from media.made import encoded, picture, talk
 from media.test_batches import saved
 

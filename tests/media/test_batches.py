@@ -13,7 +13,7 @@ import batchloom
 from batchloom import PlanError, SettingsError, StoreError
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches import MediaSpec
-from batchloom.core import MediumError
+from batchloom.core.errors import MediumError
 from batchloom.media import Held, MediaLimits, decode_sound, joined, look_at_sound, mrope_positions
 from batchloom.testing import write_store
 from media.made import encoded, picture, talk, write_images, write_sounds

@@ -9,11 +9,12 @@ from hypothesis import given, strategies as st
 
 import batchloom
 from batchloom import InputError, Mixture, SettingsError
+from batchloom.analysis import forecast
+from batchloom.analysis.plan_questions import why_unserved
 from batchloom.batches import mixture_from, text_alone
-from batchloom.core import KINDS
-from batchloom.questions import forecast, why_unserved
+from batchloom.core.medium import KINDS
 from batchloom.store import StoreMedia
-from batchloom.store.by_media import _chosen_sets, media_word
+from batchloom.store.read.media_filter import _chosen_sets, media_word
 from batchloom.testing import write_store
 from media.made import encoded, picture, talk
 from media.processors import MADE, save

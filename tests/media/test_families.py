@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError
-from batchloom.core import AudioFacts, ImageFacts, InputMissingError, UnusableRecordError
-from batchloom.media import open_processor
-from batchloom.media.agreement import disagreement, full_text
-from batchloom.media.asked import Asked, collapsed, written_for
-from batchloom.media.families import Hearing, OneSize, PatchGrid, Splits, Tiles
-from batchloom.media.processor import ProcessorFiles, read_processor_files
+from batchloom.core.errors import InputMissingError, UnusableRecordError
+from batchloom.core.medium import AudioFacts, ImageFacts
+from batchloom.media import ProcessorFiles, open_processor, read_processor_files
+from batchloom.media.hf_processor import Asked, collapsed, written_for
+from batchloom.media.processor_agreement import disagreement, full_text
+from batchloom.media.processor_families import Hearing, OneSize, PatchGrid, Splits, Tiles
 from media.processors import MADE, aya_vision, llava, qwen2_audio, qwen2_vl, save
 from tiers import examples
 

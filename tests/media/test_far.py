@@ -12,9 +12,13 @@ from msgspec.structs import replace
 import batchloom
 from batchloom import StoreError
 from batchloom.batches import MediaSpec
-from batchloom.core import DownloadError, ranges
-from batchloom.preparation import far_asking, far_s3
-from batchloom.preparation.far_output import _OF_STORE
+from batchloom.core.errors import DownloadError
+from batchloom.preparation.remote_output import _OF_STORE
+from batchloom.remote import (
+    range_requests as ranges,
+    s3_upload as far_s3,
+    upload_retry as far_asking,
+)
 from batchloom.store import (
     MediaRows,
     StoreMedia,

@@ -8,21 +8,23 @@ import pytest
 from PIL import Image
 
 from batchloom import SettingsError
-from batchloom.core import AudioFacts, ImageFacts, Medium, UnusableRecordError
+from batchloom.core.errors import UnusableRecordError
+from batchloom.core.medium import AudioFacts, ImageFacts, Medium
 from batchloom.media import (
     Held,
+    Looker,
     MediaLimits,
     OpenFile,
+    Places,
     Sampling,
     decode_image,
     decode_sound,
+    edge_hash,
+    edges,
     look_at_image,
     look_at_sound,
 )
-from batchloom.media.content import edge_hash, edges
-from batchloom.media.look import Looker
 from batchloom.media.mp3 import has_length, is_mp3, mp3_samples
-from batchloom.media.places import Places
 from media.made import encoded, noise, picture, sound
 from media.web import hanging, serving
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.core import InputMissingError
+from batchloom.core.errors import InputMissingError
 from batchloom.store import StoreMedia, verify_store
 from media.made import encoded, picture, sound, talk
 from media.processors import MADE, save

@@ -10,13 +10,12 @@ import torch
 
 import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError
-from batchloom.adapters import disagreement
-from batchloom.adapters.agreement import _said
+from batchloom.adapters.agreement import _said, disagreement
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches import Chosen, MediaSpec, Meter
-from batchloom.batches.replaced import gone_of
+from batchloom.batches.media.missing_media_edits import gone_of
 from batchloom.cli import run
-from batchloom.core import MediumError
+from batchloom.core.errors import MediumError
 from batchloom.store import read_gone, remove_documents
 from batchloom.testing import write_store
 from media.made import encoded, picture, talk, write_images

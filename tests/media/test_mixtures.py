@@ -7,8 +7,8 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Mixture, PlanError
+from batchloom.analysis.plan_questions import dealt, in_batches
 from batchloom.plan import SourceSpec, imbalance, stretches
-from batchloom.questions import dealt, in_batches
 from media.made import encoded, picture, talk
 from media.processors import MADE, save
 

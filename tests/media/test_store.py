@@ -11,7 +11,7 @@ import pytest
 import batchloom
 from batchloom import InputError, SettingsError, StoreError
 from batchloom.cli import run
-from batchloom.core import InputMissingError, StoreConflictError
+from batchloom.core.errors import InputMissingError, StoreConflictError
 from batchloom.media import open_processor
 from batchloom.store import (
     NOT_HELD,

@@ -19,11 +19,11 @@ from batchloom import (
     open_store,
 )
 from batchloom.batches import Chosen, MediaSpec, text_alone
-from batchloom.core import MediumError, TooManyBadRecordsError
+from batchloom.core.errors import MediumError, TooManyBadRecordsError
 from batchloom.plan import Mesh, lane_pool_default
 from batchloom.preparation import DedupRecipe, MediaRecipe, ReadRecipe
-from batchloom.streams import merge_states
-from batchloom.streams.media import PoolMedia
+from batchloom.streaming import merge_states
+from batchloom.streaming.stream_media import PoolMedia
 from media.films import film
 from media.made import encoded, picture, sound, talk
 from media.test_batches import saved

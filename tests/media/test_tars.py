@@ -13,7 +13,7 @@ from PIL import Image
 
 import batchloom
 from batchloom import InputError
-from batchloom.core import InputMissingError, MediumError, StoreConflictError
+from batchloom.core.errors import InputMissingError, MediumError, StoreConflictError
 from batchloom.media import OpenFile
 from batchloom.sources import Limits, Part, PartReader, ReadRules, list_sources
 from batchloom.store import StoreMedia, verify_store

@@ -11,7 +11,7 @@ from PIL import Image
 
 import batchloom
 from batchloom.chat import detect_schema, record_reader
-from batchloom.core import SchemaError, UnusableRecordError
+from batchloom.core.errors import SchemaError, UnusableRecordError
 from batchloom.store import StoreMedia, verify_store
 from media.made import encoded, picture, sound, talk, write_images
 from media.processors import MADE, save

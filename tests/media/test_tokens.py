@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from batchloom import TokenizerError
-from batchloom.core import AudioFacts, Conversation, ImageFacts, Medium, Seen
+from batchloom.core.conversation import Conversation
+from batchloom.core.medium import AudioFacts, ImageFacts, Medium, Seen
 from batchloom.media import open_processor
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from batchloom.tokens import resolve_tokenizer

@@ -13,10 +13,11 @@ from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 import batchloom
 from batchloom import SettingsError
 from batchloom.batches import MediaSpec
-from batchloom.core import FrameFacts, MediumError, UnusableRecordError
-from batchloom.media import Held, MediaLimits, Sampling, features
-from batchloom.media.sampling import fitted, frame_times
-from batchloom.media.videos import decode_frames, look_at_video
+from batchloom.core.errors import MediumError, UnusableRecordError
+from batchloom.core.medium import FrameFacts
+from batchloom.media import Held, MediaLimits, Sampling, media_features as features
+from batchloom.media.frame_sampling import fitted, frame_times
+from batchloom.media.video import decode_frames, look_at_video
 from batchloom.store import StoreMedia
 from media.films import decoded, film, heard
 from media.made import encoded, picture, sound, talk

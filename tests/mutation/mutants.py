@@ -70,7 +70,7 @@ PLAN = (
     # A document longer than seq_len loses its first sequence and serves its end twice.
     Mutant(
         "cut-piece-one-sequence-late",
-        "plan/pack.py",
+        "plan/packing/strategies.py",
         "starts=np.concatenate([starts, piece * seq_len]),",
         "starts=np.concatenate([starts, (piece + 1) * seq_len]),",
         ("plan/test_pack.py", "plan/test_plan.py"),
@@ -78,7 +78,7 @@ PLAN = (
     # Every epoch takes the pools in the order of the first one.
     Mutant(
         "pool-order-of-the-first-epoch",
-        "plan/pools.py",
+        "plan/packing/pools.py",
         'return shuffled(self.count, self._key("pools", epoch))',
         'return shuffled(self.count, self._key("pools", 0))',
         ("plan/test_quality.py", "plan/test_goldens.py", "plan/test_plan.py"),
@@ -86,7 +86,7 @@ PLAN = (
     # A store that is shuffled in blocks never serves its last document.
     Mutant(
         "last-document-of-blocks-lost",
-        "plan/pools.py",
+        "plan/packing/pools.py",
         "members[members < layer.documents] + layer.first",
         "members[members < layer.documents - 1] + layer.first",
         ("plan/test_plan.py", "plan/test_layers.py"),
@@ -94,7 +94,7 @@ PLAN = (
     # Context-parallel ranks hold other chunks of a row than Megatron expects.
     Mutant(
         "zigzag-chunk-of-another-rank",
-        "plan/ranks.py",
+        "plan/order/rank_slices.py",
         "second = shift + (2 * mesh.context - 2 - context_rank) * half",
         "second = shift + (mesh.context - 1 + context_rank) * half",
         ("plan/test_ranks.py", "batches/test_parallel.py"),
@@ -102,7 +102,7 @@ PLAN = (
     # The first sequence behind a ban still serves the banned document.
     Mutant(
         "ban-one-sequence-late",
-        "plan/windows.py",
+        "plan/order/row_windows.py",
         "late = np.repeat(positions >= position, np.diff(rows.pointers))",
         "late = np.repeat(positions > position, np.diff(rows.pointers))",
         ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
@@ -110,7 +110,7 @@ PLAN = (
     # A longer run goes on behind the last sequence of a shorter one, in the middle of a step.
     Mutant(
         "resumed-position-inside-a-step",
-        "plan/state.py",
+        "plan/order/plan_state.py",
         "return plan.course.position_of(step) if inside else int(end)",
         "return int(end)",
         ("plan/test_plan.py", "batches/test_loader.py"),
@@ -118,7 +118,7 @@ PLAN = (
     # A state that was edited by hand is accepted.
     Mutant(
         "state-check-not-compared",
-        "plan/state.py",
+        "plan/order/plan_state.py",
         'same = state["check"] == fingerprint(rest)',
         'same = bool(state["check"])',
         ("plan/test_plan.py", "plan/test_lanes.py"),
@@ -126,7 +126,7 @@ PLAN = (
     # The weight of a group is ignored: its sources get their shares of the group.
     Mutant(
         "group-weight-ignored",
-        "plan/shares.py",
+        "plan/mixture/period_shares.py",
         "found.update({source: mine * share for source, share in inside.items()})",
         "found.update(inside)",
         ("plan/test_mixture.py", "batches/test_mixture_file.py"),
@@ -134,7 +134,7 @@ PLAN = (
     # New weights hold one step later than the edit says.
     Mutant(
         "weights-edit-one-step-late",
-        "plan/timeline.py",
+        "plan/order/timeline.py",
         "changes.append(Change(position, edit.weights))",
         "changes.append(Change(position + after.size, edit.weights))",
         ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
@@ -142,7 +142,7 @@ PLAN = (
     # A run of epochs ends before the last sequences, which do not fill a step.
     Mutant(
         "last-partial-step-lost",
-        "plan/plan.py",
+        "plan/order/plan.py",
         'return step + (inside > 0 and self.spec.last == "fill")',
         "return step",
         ("plan/test_plan.py", "batches/test_loader.py"),
@@ -150,7 +150,7 @@ PLAN = (
     # overlong="drop" leaves out documents that fill a sequence exactly.
     Mutant(
         "drop-limit-one-token-low",
-        "plan/arrange.py",
+        "plan/packing/row_order.py",
         "found[found > spec.seq_len] = 0",
         "found[found >= spec.seq_len] = 0",
         ("plan/test_plan.py", "plan/test_pools.py"),
@@ -158,7 +158,7 @@ PLAN = (
     # An edit of seq_len joins pieces of a document although a piece between them was served.
     Mutant(
         "repacked-gap-ignored",
-        "plan/arrange.py",
+        "plan/packing/row_order.py",
         "(documents[1:] == documents[:-1]) & (starts[1:] == starts[:-1] + lengths[:-1])",
         "documents[1:] == documents[:-1]",
         ("plan/test_mixture.py", "plan/test_runs.py", "plan/test_exhausted.py"),
@@ -166,7 +166,7 @@ PLAN = (
     # A plan takes the cached counts of a plan with another seed.
     Mutant(
         "count-table-of-another-seed",
-        "plan/source.py",
+        "plan/order/source_order.py",
         'names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]',
         'names = ["seq_len", "packing", "overlong", "shuffle", "pool_size"]',
         ("plan/test_plan.py", "batches/test_tables.py"),
@@ -174,7 +174,7 @@ PLAN = (
     # A plan in the order of lanes never serves the last document of a lane.
     Mutant(
         "last-document-of-lane-lost",
-        "plan/lane_plan.py",
+        "plan/order/lane_plan.py",
         "int(ends[-1]) if len(ends) else 0)",
         "int(ends[-1]) - 1 if len(ends) else 0)",
         ("plan/test_lanes.py", "streams/test_keep.py"),
@@ -185,7 +185,7 @@ BATCHES = (
     # labels="shifted" gives each token itself as its target.
     Mutant(
         "labels-not-shifted",
-        "batches/assemble.py",
+        "batches/assembly/batch_assembly.py",
         "targets[:-1] = ids[1:]",
         "targets[:] = ids",
         ("batches/test_assemble.py", "batches/test_forms.py"),
@@ -193,7 +193,7 @@ BATCHES = (
     # The mask of shifted labels lies one token behind the labels it belongs to.
     Mutant(
         "loss-mask-shifted-by-one",
-        "batches/assemble.py",
+        "batches/assembly/batch_assembly.py",
         "targets[:-1][masked[1:]] = IGNORE",
         "targets[masked] = IGNORE",
         ("batches/test_assemble.py", "batches/test_mixture.py"),
@@ -201,7 +201,7 @@ BATCHES = (
     # In the varlen form the padding behind the first short document of a batch is trained.
     Mutant(
         "alignment-padding-trained",
-        "batches/assemble.py",
+        "batches/assembly/batch_assembly.py",
         "for _, begin, end in gaps:",
         "for _, begin, end in gaps[1:]:",
         ("batches/test_parallel.py", "batches/test_assemble.py"),
@@ -209,7 +209,7 @@ BATCHES = (
     # In the varlen form positions run on from one document to the next.
     Mutant(
         "position-ids-not-restarted",
-        "batches/assemble.py",
+        "batches/assembly/batch_assembly.py",
         "positions = np.arange(total) - np.repeat(bounds[:-1], lengths)",
         "positions = np.arange(total)",
         ("batches/test_assemble.py", "batches/test_forms.py"),
@@ -217,7 +217,7 @@ BATCHES = (
     # The second micro-batch of a varlen batch counts its tokens from the first one's.
     Mutant(
         "micro-batch-bounds-not-rebased",
-        "batches/assemble.py",
+        "batches/assembly/batch_assembly.py",
         "own = starts[from_span : to_span + 1] - starts[from_span]",
         "own = starts[from_span : to_span + 1]",
         ("batches/test_parallel.py", "batches/test_forms.py", "batches/test_device.py"),
@@ -225,7 +225,7 @@ BATCHES = (
     # A resumed run skips the first step behind its state.
     Mutant(
         "resumed-step-skipped",
-        "batches/iterations.py",
+        "batches/loading/iterations.py",
         "self._start, self.resumed, self._latest, self._given = step, True, None, step",
         "self._start, self.resumed, self._latest, self._given = step + 1, True, None, step",
         ("batches/test_loader.py", "batches/test_mixture.py"),
@@ -233,7 +233,7 @@ BATCHES = (
     # An error while a batch is made ends the iteration as if the run were over.
     Mutant(
         "producer-error-swallowed",
-        "batches/ahead.py",
+        "batches/producer_thread.py",
         "raise made.error",
         "return",
         ("batches/test_ahead.py", "batches/test_loader.py"),
@@ -241,7 +241,7 @@ BATCHES = (
     # The summed loss is divided by more tokens than carry one.
     Mutant(
         "loss-divisor-with-first-tokens",
-        "batches/share.py",
+        "batches/loading/rank_share.py",
         "return int((rows.lengths - 1).sum())",
         "return int(rows.lengths.sum())",
         ("batches/test_parallel.py", "batches/test_metrics.py"),
@@ -249,7 +249,7 @@ BATCHES = (
     # A damaged table of counts is taken as it is.
     Mutant(
         "count-table-checksum-not-compared",
-        "batches/tables.py",
+        "batches/loading/pool_tables.py",
         "len(body) == 4 * count and same:",
         "len(body) == 4 * count:",
         ("batches/test_tables.py", "batches/test_synthetic.py"),
@@ -265,7 +265,7 @@ BATCHES = (
     # In a mixture every span of a cut document has the mask of the document's first tokens.
     Mutant(
         "mixture-mask-of-the-first-span",
-        "batches/shelf.py",
+        "batches/loading/combined_store.py",
         "masks = store.mask(documents[at] - first, starts[at], lengths[at])",
         "masks = store.mask(documents[at] - first, 0 * starts[at], lengths[at])",
         ("batches/test_mixture.py", "prepare/test_chat.py"),
@@ -273,7 +273,7 @@ BATCHES = (
     # The first id behind the vocabulary reaches the model.
     Mutant(
         "id-at-vocabulary-size-served",
-        "batches/id_range.py",
+        "batches/loading/id_range.py",
         "int(ids.view(np.uint64).max()) < store.vocab_size:",
         "int(ids.view(np.uint64).max()) <= store.vocab_size:",
         ("store/test_remote.py", "batches/test_loader.py"),
@@ -284,7 +284,7 @@ STORE = (
     # After a power cut the manifest names a shard whose tokens never reached the disk.
     Mutant(
         "shard-not-synced",
-        "store/writer.py",
+        "store/write/store_writer.py",
         "os.fsync(self._file.fileno())\n            self._file.close()\n        idx = write_file(",
         "self._file.close()\n        idx = write_file(",
         ("store/test_writer.py", "store/test_reader.py"),
@@ -292,7 +292,7 @@ STORE = (
     # A file has its name before all of it is written.
     Mutant(
         "file-written-in-place",
-        "store/writer.py",
+        "store/write/store_writer.py",
         "aside, digest = path.with_name(path.name + ASIDE), xxhash.xxh3_128()",
         "aside, digest = path, xxhash.xxh3_128()",
         ("store/test_reader.py", "store/test_generations.py"),
@@ -300,7 +300,7 @@ STORE = (
     # The flags of the last tokens of a shard are in reverse order in its mask.
     Mutant(
         "mask-tail-bits-reversed",
-        "store/mask.py",
+        "store/format/loss_mask.py",
         'return header + self._bits + np.packbits(self._rest, bitorder="little").tobytes()',
         'return header + self._bits + np.packbits(self._rest, bitorder="big").tobytes()',
         ("store/test_golden.py", "batches/test_assemble.py"),
@@ -308,7 +308,7 @@ STORE = (
     # The pointers of a shard of 2**31 tokens and more wrap around.
     Mutant(
         "index-pointer-overflow",
-        "store/index.py",
+        "store/format/megatron_index.py",
         'sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i8")',
         'sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i4")',
         ("store/test_golden.py", "store/test_megatron.py", "store/test_export.py"),
@@ -316,7 +316,7 @@ STORE = (
     # The provenance of a document names the line before its own.
     Mutant(
         "provenance-line-off-by-one",
-        "store/origins.py",
+        "store/format/provenance.py",
         'line = number + 1 if source.kind == "jsonl" else None',
         'line = number if source.kind == "jsonl" else None',
         ("store/test_whence.py", "prepare/test_store.py", "cli/test_explain.py"),
@@ -324,7 +324,7 @@ STORE = (
     # The end tokens of a removed document carry a loss.
     Mutant(
         "removed-document-trained",
-        "store/reader.py",
+        "store/read/store_reader.py",
         "found[gone] = np.zeros(found[gone].size, bool)",
         "found[gone] = np.ones(found[gone].size, bool)",
         ("store/test_remove.py",),
@@ -332,7 +332,7 @@ STORE = (
     # A compaction that rewrites several shards keeps the last of them alone.
     Mutant(
         "compacted-shard-overwritten",
-        "store/compact.py",
+        "store/maintain/compaction.py",
         "numbers[name] += 1",
         "numbers[name] += 0",
         ("store/test_remove.py", "store/test_generations.py"),
@@ -340,7 +340,7 @@ STORE = (
     # Documents are removed while another run changes the store.
     Mutant(
         "removal-without-the-lock",
-        "store/remove.py",
+        "store/maintain/removal.py",
         "with nullcontext() if dry_run else changing(folder):",
         "with nullcontext():",
         ("store/test_generations.py", "store/test_remove.py", "prepare/test_guards.py"),
@@ -348,7 +348,7 @@ STORE = (
     # In a large remote store appended documents are read from the first generation's tokens.
     Mutant(
         "later-generation-offset-lost",
-        "store/far_lengths.py",
+        "store/read/remote_lengths.py",
         "before = np.array([int(one[1]) for one in entries], np.int64) + self._tokens[of]",
         "before = np.array([int(one[1]) for one in entries], np.int64)",
         ("store/test_remote.py",),
@@ -356,7 +356,7 @@ STORE = (
     # A block that was damaged on its way from a remote store is served.
     Mutant(
         "fetched-block-not-verified",
-        "store/far.py",
+        "store/read/remote_blocks.py",
         "if expected is None or np.array_equal(block_sums(data), expected):",
         "if expected is None or len(data):",
         ("store/test_remote.py", "store/test_remote_faults.py"),
@@ -364,7 +364,7 @@ STORE = (
     # A block that was damaged in the cache is served, though it is to be checked when first read.
     Mutant(
         "cached-block-not-verified",
-        "store/far.py",
+        "store/read/remote_blocks.py",
         'if self._verify == "off" and segment.table.whole:',
         "if segment.table.whole:",
         ("store/test_remote.py",),
@@ -372,7 +372,7 @@ STORE = (
     # A changed manifest of an older generation is opened as if it were the original.
     Mutant(
         "older-manifest-not-compared",
-        "store/manifest.py",
+        "store/format/manifest.py",
         "if expected is not None and split_checksum(data)[0] != expected:",
         "if not data:",
         ("store/test_generations.py", "store/test_hostile.py"),
@@ -383,7 +383,7 @@ PREPARATION = (
     # A run that is killed while it moves its shards leaves a folder that passes for the store.
     Mutant(
         "manifest-before-its-shards",
-        "preparation/finish.py",
+        "preparation/phases/finish.py",
         "for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
         "(work.out / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))\n"
         "    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
@@ -392,7 +392,7 @@ PREPARATION = (
     # A job fails with exactly as many bad records as its budget allows.
     Mutant(
         "quarantine-budget-one-record-low",
-        "preparation/tally.py",
+        "preparation/report/progress.py",
         "if self.quarantined > allowed_bad(self._max_bad, self.records):",
         "if self.quarantined >= allowed_bad(self._max_bad, self.records):",
         ("prepare/test_bad_input.py", "prepare/test_convert.py"),
@@ -400,7 +400,7 @@ PREPARATION = (
     # Appended documents stay although the store holds the same documents already.
     Mutant(
         "appended-duplicates-kept",
-        "preparation/phases.py",
+        "preparation/phases/later_phases.py",
         "number=one.unit.number + len(self._older.files),",
         "number=one.unit.number,",
         ("prepare/test_append.py",),
@@ -408,7 +408,7 @@ PREPARATION = (
     # A document that was moved to val once comes to train when it is appended again.
     Mutant(
         "validation-document-in-train",
-        "preparation/settle.py",
+        "preparation/phases/duplicate_resolution.py",
         "natural, known = self.membership, (*self.settled, *overrides)",
         "natural, known = self.membership, overrides",
         ("prepare/test_append.py",),
@@ -416,7 +416,7 @@ PREPARATION = (
     # An imported file loses its last document if that is one token without an end token.
     Mutant(
         "last-token-of-flat-file-lost",
-        "preparation/token_files.py",
+        "preparation/imports/token_files.py",
         "if last + 1 < tokens.size:",
         "if last + 2 < tokens.size:",
         ("prepare/test_import.py", "store/test_export.py"),
@@ -424,7 +424,7 @@ PREPARATION = (
     # Documents begin with the end token where the model expects its beginning token.
     Mutant(
         "end-token-for-beginning-token",
-        "preparation/unit_files.py",
+        "preparation/documents/document_arrays.py",
         "made[begins] = tokenizer.bos_id",
         "made[begins] = tokenizer.end_id",
         ("prepare/test_store.py", "tokens"),
@@ -432,7 +432,7 @@ PREPARATION = (
     # The provenance of documents is wrong behind the first 65,536 input files.
     Mutant(
         "part-number-of-16-bits",
-        "preparation/shards.py",
+        "preparation/phases/unit_shards.py",
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint32)',
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint16)',
         ("prepare/test_many_files.py",),
@@ -440,7 +440,7 @@ PREPARATION = (
     # The order of the quarantine depends on timing, and so on the number of workers.
     Mutant(
         "quarantine-out-of-order",
-        "preparation/unit_files.py",
+        "preparation/units/unit_files.py",
         "if not self._bad_in_order:",
         "if False:",
         ("prepare/test_bad_order.py", "prepare/test_bad_input.py", "prepare/test_preferences.py"),
@@ -448,7 +448,7 @@ PREPARATION = (
     # --restart keeps the unit of a file that was written anew with the same size.
     Mutant(
         "stale-unit-kept-by-restart",
-        "preparation/units.py",
+        "preparation/units/units.py",
         "content.get(part.source.path, part.source.mtime_ns),",
         "content.get(part.source.path, 0),",
         ("prepare/test_disturbed.py", "prepare/test_resume.py"),
@@ -456,7 +456,7 @@ PREPARATION = (
     # Line numbers in the quarantine are too low behind the first part of a large file.
     Mutant(
         "quarantine-lines-of-documents",
-        "preparation/finish.py",
+        "preparation/phases/finish.py",
         "before[part.source.path] = starts[-1] + counts.records",
         "before[part.source.path] = starts[-1] + counts.documents",
         ("prepare/test_formats.py", "prepare/test_bad_input.py", "prepare/test_store.py"),
@@ -464,7 +464,7 @@ PREPARATION = (
     # Two runs prepare into one folder at the same time.
     Mutant(
         "work-folder-not-locked",
-        "preparation/work.py",
+        "preparation/units/work_folder.py",
         "self._take_lock()",
         "self._lock.truncate(0)",
         ("prepare/test_disturbed.py", "prepare/test_resume.py", "prepare/test_guards.py"),
@@ -472,7 +472,7 @@ PREPARATION = (
     # A long conversation loses a turn that would have ended exactly at the limit.
     Mutant(
         "turn-limit-one-token-low",
-        "preparation/overlong.py",
+        "preparation/settings/overlong_policy.py",
         "return max((stop for stop in ends if stop <= limit), default=0)",
         "return max((stop for stop in ends if stop < limit), default=0)",
         ("chat/test_overlong.py",),
@@ -483,7 +483,7 @@ CHAT = (
     # train_on="last" trains the first answer of a conversation.
     Mutant(
         "first-answer-trained-for-the-last",
-        "chat/trained.py",
+        "chat/templates/trained_spans.py",
         "chosen = set(assistants[-1:] if last else assistants)",
         "chosen = set(assistants[:1] if last else assistants)",
         ("chat/test_turns.py", "prepare/test_chat.py"),
@@ -491,7 +491,7 @@ CHAT = (
     # The default weight of 1 makes a user's or a system's turn a trained one.
     Mutant(
         "weight-trains-user-turns",
-        "chat/turns.py",
+        "chat/schema/turns.py",
         'if message["role"] != "assistant":',
         "if not message:",
         ("chat/test_record_keys.py", "chat/test_turns.py"),
@@ -499,7 +499,7 @@ CHAT = (
     # A key of another library that changes what is trained is ignored without a word.
     Mutant(
         "unsupported-key-ignored",
-        "chat/record_keys.py",
+        "chat/schema/record_keys.py",
         "return says_something(value) and value != {} and not entry.is_neutral(value)",
         "return False",
         ("chat/test_record_keys.py",),
@@ -507,7 +507,7 @@ CHAT = (
     # The stop token behind an answer carries no loss, so that a model never learns to stop.
     Mutant(
         "stop-token-not-trained",
-        "chat/places.py",
+        "chat/templates/turn_positions.py",
         "return place + len(stop)",
         "return place",
         ("chat/test_turns.py", "chat/test_oracles.py"),
@@ -515,7 +515,7 @@ CHAT = (
     # Tokenized rows train tokens that loss_mask leaves out, if labels has them.
     Mutant(
         "label-mask-widened-by-loss-mask",
-        "chat/token_rows.py",
+        "chat/schema/token_rows.py",
         "trained = mask if trained is None else trained & mask",
         "trained = mask if trained is None else trained | mask",
         ("chat/test_schemas.py", "chat/test_faults.py", "prepare/test_chat.py"),
@@ -523,7 +523,7 @@ CHAT = (
     # With a system column the prompt counts as the first turn of the completion.
     Mutant(
         "completion-one-turn-early",
-        "chat/speech.py",
+        "chat/schema/prompt_answer.py",
         "messages, start = led, start + 1",
         "messages = led",
         ("chat/test_schemas.py", "chat/test_preferences.py", "chat/test_trl.py"),
@@ -534,7 +534,7 @@ STREAMS = (
     # A stream that goes on from a state repeats the last document before it.
     Mutant(
         "resumed-record-repeated",
-        "streams/lane.py",
+        "streaming/lane.py",
         "skip = begin.taken",
         "skip = 0",
         ("streams/test_streams.py", "streams/test_keep.py"),
@@ -542,7 +542,7 @@ STREAMS = (
     # States of ranks that stand at different steps are merged into one.
     Mutant(
         "states-of-different-steps-merged",
-        "streams/state.py",
+        "streaming/stream_state.py",
         'for name in ("fingerprint", "position"):',
         'for name in ("fingerprint",):',
         ("streams/test_streams.py", "streams/test_keep.py"),
@@ -550,7 +550,7 @@ STREAMS = (
     # The end of each large file is never streamed.
     Mutant(
         "last-stretch-of-file-lost",
-        "streams/stretches.py",
+        "streaming/record_ranges.py",
         "pairwise([*range(part.start, part.stop, step), part.stop]):",
         "pairwise(range(part.start, part.stop, step)):",
         ("streams/test_streams.py", "streams/test_keep.py"),
@@ -558,7 +558,7 @@ STREAMS = (
     # A stream that goes on inside a stretch keeps it for the store without its first records.
     Mutant(
         "partial-stretch-kept",
-        "streams/lane.py",
+        "streaming/lane.py",
         "if self._keep is not None and begin.epoch == 0 and whole:",
         "if self._keep is not None and begin.epoch == 0:",
         ("streams/test_keep.py",),
@@ -566,7 +566,7 @@ STREAMS = (
     # A stream trains the documents of the val subset.
     Mutant(
         "validation-documents-streamed",
-        "streams/lane.py",
+        "streaming/lane.py",
         "mine = codes == 0",
         "mine = codes != 2",
         ("streams/test_streams.py", "streams/test_keep.py"),

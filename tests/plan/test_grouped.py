@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import Edit, Mixture, Plan, PlanError, PlanSpec, SettingsError, StateError
-from batchloom.core import fingerprint
+from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import LanePlan, SourceSpec, Stage
-from batchloom.plan.grouped import by_length
+from batchloom.plan.order.length_groups import by_length
 from plan.sources import LengthsOnly
 from tiers import examples
 

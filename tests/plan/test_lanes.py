@@ -6,16 +6,17 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from batchloom import PlanError, PlanSpec, StateError
-from batchloom.plan import LanePlan, lane_stretches, lanes as lanes_module
-from batchloom.plan.lanes import (
+from batchloom.plan import LanePlan, lane_stretches
+from batchloom.plan.order import (
     check_lane_world,
     check_lanes,
     default_lanes,
     lane_pool_size,
-    lane_pool_start,
     lane_rows,
+    lanes as lanes_module,
     rank_lanes,
 )
+from batchloom.plan.order.lanes import lane_pool_start
 from plan.sources import LengthsOnly
 from tiers import examples
 

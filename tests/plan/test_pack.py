@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.plan.pack import count_sequences, is_strategy, pack
+from batchloom.plan import count_sequences
+from batchloom.plan.packing.strategies import is_strategy, pack
 from tiers import examples
 
 STRATEGIES = st.sampled_from(

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.core import key128, keyed_hashes, mix, mix_int
-from batchloom.core.keys import shuffled
+from batchloom.core.fingerprint import key128
+from batchloom.core.keyed_hashing import keyed_hashes, mix, mix_int, shuffled
 from batchloom.plan import Permutation
-from batchloom.plan.permute import MATERIALISED
+from batchloom.plan.packing.permutation import MATERIALISED
 from tiers import examples
 
 PINNED_KEY = (890676244826588921, 6515656868070552722)

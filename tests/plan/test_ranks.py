@@ -13,11 +13,12 @@ from batchloom.plan import (
     check_world,
     imbalance,
     rank_positions,
+    row_costs,
     slice_indices,
     stretches,
 )
-from batchloom.plan.deal import costliest_first, max_load, row_costs
-from batchloom.plan.ranks import rows_of_rank
+from batchloom.plan.order import costliest_first, rows_of_rank
+from batchloom.plan.order.row_dealing import max_load
 from plan.sources import LengthsOnly
 from tiers import examples
 

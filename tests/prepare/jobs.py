@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from batchloom import BatchloomError
-from batchloom.preparation import Execution, Note, RunSettings, making, run_recipe
-from batchloom.preparation.hand import Hand, doing
+from batchloom.preparation import Execution, Note, RunSettings, run_recipe
+from batchloom.preparation.phases import Hand, phase_runner as making
+from batchloom.preparation.phases.worker_setup import doing
 from prepare.stores import SMALL, recipe_of
 
 REFUSED = 7

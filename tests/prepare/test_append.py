@@ -14,7 +14,7 @@ import pytest
 import batchloom
 from batchloom import InputError, SettingsError, check, open_store
 from batchloom.cli import run
-from batchloom.core import StoreConflictError
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import Execution, Progress, RunSettings, read_recipe, run_recipe
 from batchloom.store import (
     BAD,

@@ -15,9 +15,9 @@ import pytest
 
 import batchloom
 from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_store, prepare
-from batchloom.core import InputMissingError, RecordError, TooManyBadRecordsError
-from batchloom.preparation import unit_files
-from batchloom.preparation.recipe import allowed_bad
+from batchloom.core.errors import InputMissingError, RecordError, TooManyBadRecordsError
+from batchloom.preparation.settings import allowed_bad
+from batchloom.preparation.units import unit_files
 from prepare.stores import jsonl, make, recipe_of, texts
 
 
@@ -281,7 +281,7 @@ def test_settings_are_judged_all_at_once():
 
 def test_a_share_of_bad_records_is_exact():
     """29 % of 100 is 29, which floating point makes 28.999..."""
-    from batchloom.preparation.recipe import allowed_bad
+    from batchloom.preparation.settings import allowed_bad
 
     assert [allowed_bad(f"{share}%", 100) for share in (29, 57, 58)] == [29, 57, 58]
     assert allowed_bad("0.1%", 20_000) == 20

@@ -7,10 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from batchloom.core import BadRecord
-from batchloom.preparation import DedupRecipe, bad_order
-from batchloom.preparation.bad_order import put_in_order
-from batchloom.preparation.unit_files import BAD_NAME, UnitFiles
+from batchloom.core.document import BadRecord
+from batchloom.preparation import DedupRecipe
+from batchloom.preparation.units import UnitFiles, bad_records as bad_order
+from batchloom.preparation.units.bad_records import put_in_order
+from batchloom.preparation.units.unit_files import BAD_NAME
 
 
 def line(part, record, reason=""):

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom.cli import run
-from batchloom.core import StoreConflictError
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import (
     DocumentGroup,
     Execution,

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError, SettingsError
 from batchloom.cli import run
-from batchloom.core import (
+from batchloom.core.errors import (
     InputMissingError,
     RecordError,
     SchemaError,

@@ -10,7 +10,6 @@ import pytest
 import batchloom
 from batchloom import SettingsError
 from batchloom.cli import run as main
-from batchloom.dedup import chance
 from batchloom.preparation import (
     ChatRecipe,
     DedupRecipe,
@@ -20,6 +19,7 @@ from batchloom.preparation import (
     read_recipe,
     run_recipe,
 )
+from batchloom.preparation.dedup import chance
 from batchloom.sources import Limits
 from prepare.stores import documents, jsonl, make, recipe_of, texts, tree
 

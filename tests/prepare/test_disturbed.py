@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from batchloom import InputError
-from batchloom.core import StoreConflictError
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import Execution, Progress, RunSettings, run_recipe
 from prepare.jobs import end, job, run_job, start
 from prepare.stores import SMALL, jsonl, recipe_of, texts, tree

@@ -49,7 +49,7 @@ def test_python(tmp_path, text):
 
 def test_python_stays_a_function_after_its_modules_are_loaded(tmp_path, text):
     code = (
-        "import batchloom, batchloom.preparation.recipe\n"
+        "import batchloom, batchloom.preparation.settings.recipe\n"
         "from batchloom import Recipe\n"
         f"batchloom.prepare({str(text)!r}, out={str(tmp_path / 'out')!r}, tokenizer='bytes')\n"
         f"assert batchloom.prepare([{str(text)!r}], out={str(tmp_path / 'out')!r}, tokenizer='bytes').already_done\n"

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from batchloom.preparation import duplicates
-from batchloom.preparation.duplicates import Duplicates
+from batchloom.preparation.dedup import Duplicates, duplicate_count as duplicates
 
 
 @pytest.mark.parametrize("held", [1 << 21, 100])

@@ -13,13 +13,18 @@ import pytest
 
 from batchloom import InputError, OutputError, SettingsError, prepare
 from batchloom.cli import run as cli_run
-from batchloom.core import StoreConflictError, reach
-from batchloom.preparation import far_asking, far_job, far_s3, rerun, run
-from batchloom.preparation.far import FarFolder
-from batchloom.preparation.far_asking import TRIES, waiting
-from batchloom.preparation.far_job import check_apart_far, usual_work
-from batchloom.preparation.far_output import OWNER_NAME, Uploads, upload_order
-from batchloom.preparation.far_parts import PART_BYTES, known_file, parts_of
+from batchloom.core.errors import StoreConflictError
+from batchloom.preparation import prepare_run as run, remote_prepare as far_job, rerun
+from batchloom.preparation.remote_output import OWNER_NAME, Uploads, upload_order
+from batchloom.preparation.remote_prepare import check_apart_far, usual_work
+from batchloom.remote import (
+    FarFolder,
+    client as reach,
+    s3_upload as far_s3,
+    upload_retry as far_asking,
+)
+from batchloom.remote.multipart import PART_BYTES, known_file, parts_of
+from batchloom.remote.upload_retry import TRIES, waiting
 from prepare.s3_relay import Fault, relaying
 from prepare.stores import jsonl
 

@@ -10,7 +10,8 @@ import xxhash
 
 import batchloom
 from batchloom import Recipe, SettingsError, TokenizerError
-from batchloom.core import GOLDEN, key128, mix_int
+from batchloom.core.fingerprint import key128
+from batchloom.core.keyed_hashing import GOLDEN, mix_int
 from batchloom.preparation import (
     Execution,
     Fim,
@@ -23,9 +24,9 @@ from batchloom.preparation import (
     recipe_plain,
     run_recipe,
 )
-from batchloom.preparation.encode import hash_documents
-from batchloom.preparation.fim import FimCutter, cut_texts
-from batchloom.preparation.fim_recipe import fim_of, fim_plain
+from batchloom.preparation.documents.fill_in_the_middle import FimCutter, cut_texts
+from batchloom.preparation.documents.token_encoder import hash_documents
+from batchloom.preparation.settings import fim_of, fim_plain
 from batchloom.tokens import train_tokenizer
 from prepare.stores import SMALL, tree
 

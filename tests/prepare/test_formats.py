@@ -8,7 +8,7 @@ import lzma
 import pytest
 
 from batchloom import check
-from batchloom.core import RecordError, TooManyBadRecordsError
+from batchloom.core.errors import RecordError, TooManyBadRecordsError
 from batchloom.store import read_manifest
 from prepare.stores import documents, make, texts, tree
 from sources.test_archives import make as make_archive

@@ -11,8 +11,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from batchloom.core import StoreConflictError, TooManyBadRecordsError
-from batchloom.preparation import Progress, RunSettings, WorkFolder, job, run_recipe, versions
+from batchloom.core.errors import StoreConflictError, TooManyBadRecordsError
+from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_job as job, run_recipe
+from batchloom.preparation.workers import versions
 from batchloom.store import read_manifest, remove_documents
 from prepare.jobs import killed_at
 from prepare.stores import jsonl, make, recipe_of, tree

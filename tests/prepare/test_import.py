@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import batchloom
 from batchloom import InputError, OutputError, SettingsError
 from batchloom.cli import run
-from batchloom.core import InputMissingError, StoreConflictError
+from batchloom.core.errors import InputMissingError, StoreConflictError
 from batchloom.preparation import import_tokens
 from batchloom.testing import write_store
 from oracles import megatron_documents, megatron_prefix
@@ -322,11 +322,11 @@ def test_another_file_system(tmp_path, prefix, monkeypatch):
 
 def test_many_stretches_give_what_one_gives(tmp_path, prefix, monkeypatch):
     import_tokens(prefix, out=tmp_path / "a", tokenizer="bytes")
-    monkeypatch.setattr("batchloom.preparation.token_pass._TOKENS", 30)
-    monkeypatch.setattr("batchloom.preparation.token_pass._DOCUMENTS", 3)
-    monkeypatch.setattr("batchloom.preparation.import_shards._BLOCK", 7)
-    monkeypatch.setattr("batchloom.preparation.token_files._BLOCK", 11)
-    monkeypatch.setattr("batchloom.store.index._STRETCH", 5)
+    monkeypatch.setattr("batchloom.preparation.imports.token_pass._TOKENS", 30)
+    monkeypatch.setattr("batchloom.preparation.imports.token_pass._DOCUMENTS", 3)
+    monkeypatch.setattr("batchloom.preparation.imports.import_shards._BLOCK", 7)
+    monkeypatch.setattr("batchloom.preparation.imports.token_files._BLOCK", 11)
+    monkeypatch.setattr("batchloom.store.format.megatron_index._STRETCH", 5)
     import_tokens(prefix, out=tmp_path / "b", tokenizer="bytes")
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
     path = flat(tmp_path / "f.bin", WORDS)

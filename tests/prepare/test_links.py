@@ -10,7 +10,7 @@ import pytest
 
 import batchloom
 from batchloom.cli import run
-from batchloom.core import InputError, InputMissingError
+from batchloom.core.errors import InputError, InputMissingError
 from batchloom.preparation import read_recipe
 from batchloom.sources import Asked, list_sources
 from prepare.stores import jsonl

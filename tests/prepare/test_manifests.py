@@ -10,7 +10,7 @@ import pytest
 
 import batchloom
 from batchloom import DatasetConfig, InputError, PlanSpec, SettingsError
-from batchloom.core import InputMissingError, StoreConflictError
+from batchloom.core.errors import InputMissingError, StoreConflictError
 from batchloom.preparation import choose_recipe, convert
 from batchloom.store import read_manifest
 from prepare.stores import jsonl, texts, tree

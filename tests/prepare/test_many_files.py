@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from batchloom import open_store
 from batchloom.chat import FORMS, detect_schema, shape_of
-from batchloom.core import SchemaError, StoreConflictError
+from batchloom.core.errors import SchemaError, StoreConflictError
 from prepare.stores import make, texts
 from tiers import examples
 

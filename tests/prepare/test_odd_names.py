@@ -7,7 +7,7 @@ import pytest
 
 import batchloom
 from batchloom import InputError, OutputError, SettingsError, check
-from batchloom.core import StoreConflictError
+from batchloom.core.errors import StoreConflictError
 from batchloom.sources import input_labels
 from batchloom.store import read_manifest
 from prepare.stores import make, recipe_of, texts

@@ -65,9 +65,9 @@ SETTINGS = {"unit_bytes": 4000, "val_fraction": 0.2, "tokens_per_shard": 500}
 
 
 def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.settle._STRETCH_ROWS", 7)
-    monkeypatch.setattr("batchloom.preparation.shards._STRETCH_TOKENS", 100)
-    monkeypatch.setattr("batchloom.preparation.tokenize._BATCH_DOCUMENTS", 9)
+    monkeypatch.setattr("batchloom.preparation.phases.duplicate_resolution._STRETCH_ROWS", 7)
+    monkeypatch.setattr("batchloom.preparation.phases.unit_shards._STRETCH_TOKENS", 100)
+    monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
     jsonl(tmp_path / "in.jsonl", ROWS)
     for name, most, count in (("tiny", 1, 200), ("odd", 500, 20), ("one", 10**6, 4)):
         out = tmp_path / name

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import batchloom
 from batchloom import BatchloomError, InputError, Recipe, SettingsError, StoreError
 from batchloom.chat import BUILT_IN
-from batchloom.core import InputMissingError, RecordError, StoreConflictError
+from batchloom.core.errors import InputMissingError, RecordError, StoreConflictError
 from batchloom.preparation import (
     ChatRecipe,
     DedupRecipe,
@@ -24,10 +24,16 @@ from batchloom.preparation import (
     recipe_plain,
     steps_of,
 )
-from batchloom.preparation.dedup_recipe import DEDUPS
-from batchloom.preparation.reading_recipe import SourceRecipe
-from batchloom.preparation.recipe_file import KEYS, SETTINGS, recipe_text
-from batchloom.preparation.recipe_values import dedup_plain, size_of, size_text, steps_plain
+from batchloom.preparation.request import SETTINGS, recipe_text
+from batchloom.preparation.request.recipe_file import KEYS
+from batchloom.preparation.settings import (
+    SourceRecipe,
+    dedup_plain,
+    size_of,
+    size_text,
+    steps_plain,
+)
+from batchloom.preparation.settings.dedup_recipe import DEDUPS
 from batchloom.store import read_manifest
 from batchloom.text import CleanStep
 from batchloom.tokens import train_tokenizer

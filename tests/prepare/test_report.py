@@ -13,21 +13,23 @@ from hypothesis import given, strategies as st
 import batchloom
 from batchloom import Recipe
 from batchloom.preparation import Content, ReadRecipe, ReportFacts, Spent, read_facts
-from batchloom.preparation.recipe_file import printable_settings
-from batchloom.preparation.report import ReportedSource, content_of, report_bytes
-from batchloom.preparation.report_page import length_bars, report_page, write_report_page
-from batchloom.preparation.report_pairs import (
-    MOST_ROWS,
+from batchloom.preparation.report import (
     DuplicateExample,
     DuplicatePair,
     PairTally,
+    ReportedSource,
     Rest,
+    content_of,
+    report_bytes,
     source_groups,
+    write_report_page,
 )
-from batchloom.preparation.report_pictures import Bar, columns, rows
-from batchloom.preparation.unit_report import (
+from batchloom.preparation.report.html_report import length_bars, report_page
+from batchloom.preparation.report.report_charts import Bar, columns, rows
+from batchloom.preparation.report.report_pairs import MOST_ROWS
+from batchloom.preparation.request import printable_settings
+from batchloom.preparation.units import (
     MOST_SAMPLES,
-    MOST_WORDS,
     Flow,
     Merging,
     Sample,
@@ -35,6 +37,7 @@ from batchloom.preparation.unit_report import (
     UnitReport,
     UnitTally,
 )
+from batchloom.preparation.units.unit_report import MOST_WORDS
 from batchloom.text import CleanStep
 from prepare.stores import jsonl
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from batchloom import InputError, OutputError, Recipe
-from batchloom.core import StoreConflictError
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import Note, Progress, read_facts, recipe_fingerprint
 from batchloom.text import parse_steps
 from prepare.jobs import killed_at

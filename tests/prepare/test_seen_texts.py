@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom.preparation import Progress, read_facts
-from batchloom.preparation.seen_texts import SeenTexts
+from batchloom.preparation.dedup import SeenTexts
 from batchloom.store import read_manifest
 from prepare.stores import jsonl, make
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from batchloom.preparation import RunSettings, Spent, read_facts, run_recipe
-from batchloom.preparation.stopwatch import STAGES, Stopwatch, added
+from batchloom.preparation.units import STAGES, Stopwatch, added
 from prepare.stores import recipe_of
 
 

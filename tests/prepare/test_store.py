@@ -13,12 +13,12 @@ from hypothesis import example, given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, open_store
-from batchloom.preparation.balance import Candidates
-from batchloom.preparation.document_arrays import with_control
-from batchloom.preparation.encode import hash_documents
-from batchloom.preparation.subsets import Membership, unit_interval
+from batchloom.preparation.documents import Membership, unit_interval
+from batchloom.preparation.documents.document_arrays import with_control
+from batchloom.preparation.documents.token_encoder import hash_documents
+from batchloom.preparation.units import Candidates
 from batchloom.store import read_manifest
-from batchloom.store.index import map_index
+from batchloom.store.format import map_index
 from batchloom.text import normalize
 from prepare.stores import SMALL, documents, jsonl, make, texts, tree
 from tiers import examples

@@ -8,7 +8,7 @@ import pytest
 
 import batchloom
 from batchloom.cli import run
-from batchloom.core import StoreConflictError
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import Progress
 
 NAME = "dummy:documents=400,vocab=70,lengths=2-90,seed=3,kind=text"

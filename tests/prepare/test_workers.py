@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from batchloom.core import WorkerError
-from batchloom.preparation import Execution, RunSettings, hand, making, run_recipe
-from batchloom.preparation.orders import UnitOrder
-from batchloom.sources.ordered import Cuts
+from batchloom.core.errors import WorkerError
+from batchloom.preparation import Execution, RunSettings, run_recipe
+from batchloom.preparation.phases import phase_runner as making, worker_setup as hand
+from batchloom.preparation.units import UnitOrder
+from batchloom.sources.formats import Cuts
 from prepare.stores import SMALL, jsonl, make, recipe_of, tree
 
 

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from batchloom import InputError
-from batchloom.core import InputMissingError, RecordError, parse_yaml, read_yaml
+from batchloom.core.errors import InputMissingError, RecordError
+from batchloom.core.yaml_reader import parse_yaml, read_yaml
 
 
 def plain(text):

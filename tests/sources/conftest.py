@@ -2,8 +2,7 @@
 
 import pytest
 
-from batchloom.core import reach
-from batchloom.sources import blocks
+from batchloom.remote import block_file as blocks, client as reach
 from sources.web import serving
 
 

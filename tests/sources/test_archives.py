@@ -16,8 +16,8 @@ import pytest
 import zstandard
 
 from batchloom import InputError
-from batchloom.core import InputMissingError
-from batchloom.sources import archives
+from batchloom.core.errors import InputMissingError
+from batchloom.sources.files import archives
 from sources.reading import Read
 
 ROWS = [{"text": f"row {i}", "n": i} for i in range(3000)]

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from batchloom import InputError
-from batchloom.sources import archives, streams
+from batchloom.sources.files import archives, part_stream as streams
 from sources.reading import Read
 
 LINES = b"".join(b'{"text": "document %d"}\n' % number for number in range(60))

@@ -138,7 +138,7 @@ EXITS = """
 import os, sys
 from batchloom import InputError
 from batchloom.sources import list_sources, ReadRules, RecordBounds
-import batchloom.sources.tables
+import batchloom.sources.formats.table_format
 source = list_sources([sys.argv[1]]).sources[0]
 bounds = RecordBounds(ReadRules())
 for _ in range(12):
@@ -215,7 +215,7 @@ def test_an_ipc_file_without_the_mark_of_its_end_is_read(tmp_path):
 
 CRASHING_PARSER = """
 import os, signal, sys
-if "batchloom.sources.table_probe" in " ".join(sys.orig_argv):
+if "batchloom.sources.formats.table_probe" in " ".join(sys.orig_argv):
     import pyarrow.parquet as pq
 
     class CrashingFile(pq.ParquetFile):

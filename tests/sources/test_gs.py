@@ -9,10 +9,14 @@ from urllib.parse import quote
 import pytest
 
 from batchloom import InputError, check, prepare
-from batchloom.core import AccessError, DownloadError, InputMissingError, reach
-from batchloom.preparation import far_asking
-from batchloom.preparation.far import FarFolder
-from batchloom.sources import blocks, list_sources
+from batchloom.core.errors import AccessError, DownloadError, InputMissingError
+from batchloom.remote import (
+    FarFolder,
+    block_file as blocks,
+    client as reach,
+    upload_retry as far_asking,
+)
+from batchloom.sources import list_sources
 from prepare.s3_relay import Fault, relaying
 from prepare.stores import make, tree
 from sources.reading import Read

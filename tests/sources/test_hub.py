@@ -18,7 +18,7 @@ import pytest
 import batchloom
 from batchloom.cli import run
 from batchloom.sources import hub_name, list_sources
-from batchloom.sources.hub import HubName, pin, revision_of, unpinned
+from batchloom.sources.files import HubName, pin, revision_of, unpinned
 from batchloom.store import read_manifest
 from sources.hub_server import COMMIT, NEXT_COMMIT, hub_serving
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError
-from batchloom.core import InvalidJsonError, RecordError
+from batchloom.core.errors import InvalidJsonError, RecordError
 from batchloom.sources import Limits
-from batchloom.sources.json_scan import scan
+from batchloom.sources.files import scan
 from sources.reading import Read
 from tiers import examples
 
@@ -26,7 +26,7 @@ NAN = (
 @pytest.fixture(params=[1 << 20, 50], ids=["large", "small"])
 def chunk(request, monkeypatch):
     """Bytes read at once: records lie across the ends of what is in sight."""
-    monkeypatch.setattr("batchloom.sources.json_text._CHUNK", request.param)
+    monkeypatch.setattr("batchloom.sources.formats.json_text._CHUNK", request.param)
 
 
 def write(tmp_path, text, name="a.json"):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from batchloom.core import RecordError
+from batchloom.core.errors import RecordError
 from batchloom.sources import Limits, Part, PartReader, ReadRules, list_sources
 
 

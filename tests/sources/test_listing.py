@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom import InputError
-from batchloom.core import InputMissingError
+from batchloom.core.errors import InputMissingError
 from batchloom.core.files import absolute
-from batchloom.sources import Asked, input_labels, list_sources
-from batchloom.sources.kinds import ending_of
-from batchloom.sources.listing import STORE_MARK
+from batchloom.sources import STORE_MARK, Asked, input_labels, list_sources
+from batchloom.sources.files import ending_of
 from batchloom.store import MANIFEST_NAME
 
 

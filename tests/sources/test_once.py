@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom import InputError
-from batchloom.core import AccessError
-from batchloom.sources import Part, PartReader, ReadRules, blocks, kept, list_sources, read_ahead
+from batchloom.core.errors import AccessError
+from batchloom.remote import block_file as blocks, read_cache as kept
+from batchloom.sources import Part, PartReader, ReadRules, list_sources, read_ahead
 from prepare.stores import make, tree
 from sources.reading import Read
 from sources.test_tables import FORMS, write

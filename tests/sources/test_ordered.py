@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError
-from batchloom.sources import Limits, ReadRules, RecordBounds, list_sources, row_cuts
+from batchloom.sources import Limits, ReadRules, RecordBounds, list_sources
+from batchloom.sources.formats import csv_cuts as row_cuts
 from sources.reading import Read
 from tiers import examples
 

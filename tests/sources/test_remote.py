@@ -16,18 +16,15 @@ import pytest
 
 from batchloom import BatchloomError, InputError, check
 from batchloom.cli import run
-from batchloom.core import (
+from batchloom.core.addresses import has_wildcard, is_url, shown
+from batchloom.core.errors import (
     AccessError,
     DownloadError,
     InputMissingError,
     MissingDependencyError,
-    has_wildcard,
-    is_url,
-    reach,
 )
-from batchloom.core.addresses import shown
+from batchloom.remote import client as reach, open_blocks
 from batchloom.sources import Limits, input_labels, list_sources
-from batchloom.sources.blocks import open_blocks
 from prepare.stores import make, texts, tree
 from sources.reading import Read
 from sources.test_archives import NAMES, make as pack

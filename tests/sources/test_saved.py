@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from batchloom import InputError
-from batchloom.core import InputMissingError
+from batchloom.core.errors import InputMissingError
 from sources.reading import Read
 
 

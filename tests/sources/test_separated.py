@@ -7,7 +7,7 @@ import json
 import pytest
 
 from batchloom import InputError
-from batchloom.core import RecordError
+from batchloom.core.errors import RecordError
 from batchloom.sources import Limits
 from sources.reading import Read
 
@@ -21,7 +21,7 @@ def write(tmp_path, text, name="a.csv"):
 @pytest.fixture(params=[1 << 20, 7], ids=["large", "small"])
 def chunk(request, monkeypatch):
     """Bytes read at once."""
-    monkeypatch.setattr("batchloom.sources.separated._CHUNK", request.param)
+    monkeypatch.setattr("batchloom.sources.formats.csv_format._CHUNK", request.param)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from batchloom import InputError
-from batchloom.core import InputMissingError
+from batchloom.core.errors import InputMissingError
 from batchloom.sources import PartStream, list_sources
 
 TEXT = b"".join(b"line %d of a text\n" % i for i in range(20_000))
@@ -130,8 +130,8 @@ def test_a_wrong_checksum_is_called_by_its_name(tmp_path):
 
 @pytest.mark.parametrize("kind", ["gz", "zst", "bz2", "xz"])
 def test_a_zip_bomb_is_named_and_sound_files_of_any_ratio_are_not(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr("batchloom.sources.streams.BOMB_BYTES", 32 << 20)
-    monkeypatch.setattr("batchloom.sources.streams.BOMB_RATIO", 500)
+    monkeypatch.setattr("batchloom.sources.files.part_stream.BOMB_BYTES", 32 << 20)
+    monkeypatch.setattr("batchloom.sources.files.part_stream.BOMB_RATIO", 500)
     path = tmp_path / f"a.txt.{kind}"
     path.write_bytes(packed(kind, bytes(31 << 20)))
     with PartStream(source_of(path)) as stream:

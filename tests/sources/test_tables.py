@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchloom import InputError
-from batchloom.core import RecordError
+from batchloom.core.errors import RecordError
 from batchloom.sources import Limits
 from sources.reading import Read
 
@@ -158,7 +158,7 @@ def test_a_parquet_file_like_a_zip_bomb_is_refused(tmp_path, monkeypatch):
     table = pa.table({"text": ["x" * 5_000_000] * 3})
     path = write(tmp_path / "a.parquet", table, use_dictionary=False, compression="zstd")
     assert len(Read(path, field="text").values) == 3
-    monkeypatch.setattr("batchloom.sources.tables.BOMB_BYTES", 1 << 20)
+    monkeypatch.setattr("batchloom.sources.formats.table_format.BOMB_BYTES", 1 << 20)
     with pytest.raises(InputError, match="more than 1,000 times its size, as a zip bomb does"):
         Read(path)
 
@@ -211,7 +211,7 @@ def test_mixed_text_in_many_groups_has_one_memory(tmp_path, form):
 
 
 def test_pyarrow_is_loaded_for_tables_only():
-    code = "import sys, batchloom.preparation.job; print({'pyarrow', 'lz4'} & set(sys.modules))"
+    code = "import sys, batchloom.preparation.prepare_job; print({'pyarrow', 'lz4'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchloom.core import ranges, reach
+from batchloom.remote import client as reach, range_requests as ranges
 from prepare.s3_relay import relaying
 
 SECRET = "k3yphrase"

@@ -14,7 +14,7 @@ import pytest
 import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.cli import run
-from batchloom.core import StoreConflictError
+from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import import_tokens
 from batchloom.store import TARGETS, export_store
 from batchloom.testing import write_store
@@ -63,14 +63,16 @@ def test_shards_are_copied_where_there_are_no_links(tmp_path, store, monkeypatch
     def refuse(self, target):
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr("batchloom.store.export_tokens.Path.hardlink_to", refuse)
+    monkeypatch.setattr("batchloom.store.export.export_tokens.Path.hardlink_to", refuse)
     export_store(store.path, to="megatron", out=tmp_path / "m")
     assert megatron_documents(tmp_path / "m/shard_00003") == DOCUMENTS[180:]
     assert (tmp_path / "m/shard_00003.bin").stat().st_nlink == 1
 
 
 def test_one_merged_prefix(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("batchloom.store.walk"), "_TOKENS", 333)
+    monkeypatch.setattr(
+        importlib.import_module("batchloom.store.read.document_walk"), "_TOKENS", 333
+    )
     export_store(store.path, to="megatron", out=tmp_path / "m", merge="all.text")
     assert megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
     assert read(tmp_path / "m/all.text") == DOCUMENTS
@@ -198,7 +200,7 @@ print(json.dumps([rows, len(json.load(open(sys.argv[1] + "/index.json"))["shards
     not importlib.util.find_spec("streaming"), reason="mosaicml-streaming is not here"
 )
 def test_mosaic_streaming_reads_mds(tmp_path, store, monkeypatch):
-    monkeypatch.setattr("batchloom.store.export_mds._SHARD_BYTES", 20_000)
+    monkeypatch.setattr("batchloom.store.export.export_mds._SHARD_BYTES", 20_000)
     export_store(store.path, to="mds", out=tmp_path / "m")
     done = subprocess.run(
         [sys.executable, "-c", STREAMING, str(tmp_path / "m"), str(tmp_path / "theirs")],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from batchloom.store.extents import blocks_of, bridged, cut, grouped, joined, minus, touching
+from batchloom.remote import blocks_of, bridged, cut, grouped, joined, minus, touching
 
 STRETCHES = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda one: (one[0], sum(one))),

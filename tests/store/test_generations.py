@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 import batchloom
 from batchloom import InputError, SettingsError, StateError, StoreError, check, open_store
-from batchloom.core import GenerationError, StoreConflictError, StoreMissingError
+from batchloom.core.errors import GenerationError, StoreConflictError, StoreMissingError
 from batchloom.store import (
     MANIFEST_NAME,
     WORK_NAME,

@@ -9,12 +9,24 @@ import pytest
 import xxhash
 
 from batchloom import InputError, StoreError, check
-from batchloom.store.format import shard_name, token_dtype
-from batchloom.store.index import HEADER, index_bytes, map_index
-from batchloom.store.mask import MaskBits, map_mask
-from batchloom.store.origins import Origins, map_origins
-from batchloom.store.pairs import Sides, map_sides, pair_numbers
-from batchloom.store.sums import COUNTED, BlockSums, map_sums, sums_of_file
+from batchloom.store import map_origins
+from batchloom.store.format import (
+    COUNTED,
+    BlockSums,
+    MaskBits,
+    Origins,
+    Sides,
+    index_bytes,
+    map_index,
+    map_mask,
+    map_sides,
+    map_sums,
+    pair_numbers,
+    shard_name,
+    sums_of_file,
+    token_dtype,
+)
+from batchloom.store.format.megatron_index import HEADER
 from batchloom.testing import write_store
 from oracles import megatron
 

@@ -293,7 +293,7 @@ def test_a_large_manifest_comes_whole_and_a_larger_one_not_at_all(
     with serving(web=web):
         store = open_store(f"{web.url}/store", cache=tmp_path / "cache")
         assert store.manifest.subsets == manifest.subsets
-        monkeypatch.setattr("batchloom.store.far_store.SMALL_FILE_LIMIT", 8 << 20)
+        monkeypatch.setattr("batchloom.store.read.remote_store.SMALL_FILE_LIMIT", 8 << 20)
         web.asked.clear()
         with pytest.raises(
             StoreError, match="bytes, and at most 8,388,608 are read; check the address"
@@ -307,12 +307,12 @@ def test_inputs_whose_manifest_could_not_be_read_are_refused_before_the_work(tmp
     for number in range(5):
         (tmp_path / f"in/{number}.txt").write_text(f"Text {number}.")
     given = {"tokenizer": "bytes", "workers": 1}
-    monkeypatch.setattr("batchloom.preparation.making.SMALL_FILE_LIMIT", 1000)
+    monkeypatch.setattr("batchloom.preparation.phases.phase_runner.SMALL_FILE_LIMIT", 1000)
     with pytest.raises(InputError, match="5 input files make a manifest of more than 1,000 bytes"):
         batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **given)
     monkeypatch.undo()
     # What is behind it: the manifest itself, when it is written.
-    monkeypatch.setattr("batchloom.store.manifest.SMALL_FILE_LIMIT", 1000)
+    monkeypatch.setattr("batchloom.store.format.manifest.SMALL_FILE_LIMIT", 1000)
     with pytest.raises(StoreError, match="would have .* bytes, and at most 1,000 are read"):
         batchloom.prepare(tmp_path / "in", out=tmp_path / "out", **given)
     assert not (tmp_path / "out" / NAME).exists()

@@ -10,7 +10,7 @@ import pytest
 
 import batchloom
 from batchloom import InputError, StoreError
-from batchloom.core import StoreMissingError
+from batchloom.core.errors import StoreMissingError
 from batchloom.store import write_file
 from batchloom.testing import write_store
 from oracles import megatron_prefix
@@ -207,7 +207,7 @@ def test_too_many_open_files_are_told_with_the_limit_to_raise(tmp_path):
     code = (
         "import resource, sys, batchloom\n"
         "store = batchloom.open_store(sys.argv[1])\n"
-        "import numpy, batchloom.store.shards\n"
+        "import numpy, batchloom.store.read.mapped_shards\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n"
         "try:\n"
         "    kept = [store[number].ids for number in range(len(store))]\n"

@@ -13,20 +13,18 @@ import pytest
 from msgspec.structs import replace
 
 from batchloom import InputError, Loader, SettingsError, StoreError, check, inspect, open_store
-from batchloom.batches import fetching
-from batchloom.core import GenerationError, StoreMissingError
+from batchloom.batches.loading import remote_fetch as fetching
+from batchloom.core.errors import GenerationError, StoreMissingError
+from batchloom.remote import cache_files as segments, cached_blocks as held
 from batchloom.store import (
     block_sums,
     compact_store,
     documents_of,
-    far,
-    far_store,
-    held,
     manifest_bytes,
     read_manifest,
     remove_documents,
-    segments,
 )
+from batchloom.store.read import remote_blocks as far, remote_store as far_store
 from batchloom.testing import append_documents, write_store
 from store.far import documents, kept, same_batches, to_memory
 
@@ -443,7 +441,7 @@ def test_inspect_reads_a_url(near, url, tmp_path, monkeypatch):
 
 
 def test_golden_bytes_of_a_file_of_blocks(tmp_path):
-    """What store/segments.py says: a cache that another version wrote is read, or not known."""
+    """What remote/cache_files.py says: a cache that another version wrote is read, or not known."""
     store = write_store(tmp_path / "near", [[1, 2, 3]])
     far = open_store(to_memory(store.path, tmp_path.name), cache=tmp_path / "cache")
     far[0]

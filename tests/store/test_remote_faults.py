@@ -8,7 +8,7 @@ import time
 import pytest
 
 from batchloom import Loader, StoreError, open_store
-from batchloom.core import AccessError, DownloadError
+from batchloom.core.errors import AccessError, DownloadError
 from batchloom.testing import write_store
 from prepare.s3_relay import Fault
 from processes import run_ranks, start_processes

@@ -10,7 +10,7 @@ import xxhash
 import batchloom
 from batchloom import InputError, SettingsError, check, open_store
 from batchloom.cli import run
-from batchloom.core import InputMissingError
+from batchloom.core.errors import InputMissingError
 from batchloom.store import (
     compact_store,
     export_store,

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 import batchloom
 from batchloom import InputError, SettingsError, StoreError
 from batchloom.compat import GPTDataLoader, IndexedDataset
-from batchloom.core import Synthetic, SyntheticSpec, parse_synthetic
+from batchloom.core.synthetic_data import Synthetic, SyntheticSpec, parse_synthetic
 from batchloom.preparation import import_tokens
 from batchloom.store import verify_prefix, verify_store
 from batchloom.testing import write_store

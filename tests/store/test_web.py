@@ -3,7 +3,7 @@
 import pytest
 
 from batchloom import check, open_store
-from batchloom.core import DownloadError
+from batchloom.core.errors import DownloadError
 from batchloom.testing import write_store
 from sources.web import Handler, Web, serving
 

@@ -8,8 +8,8 @@ import pytest
 
 import batchloom
 from batchloom import OutputError, StoreError
-from batchloom.core import StoreMissingError
-from batchloom.preparation.finish import subset_entry
+from batchloom.core.errors import StoreMissingError
+from batchloom.preparation.phases import subset_entry
 from batchloom.store import ShardEntry, read_manifest, writing
 from batchloom.testing import write_store
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from batchloom import Loader, Recipe
 from batchloom.preparation import DedupRecipe, RunSettings
 from batchloom.sources import Limits
-from batchloom.streams import Order, Stream, StreamSettings
+from batchloom.streaming import Order, Stream, StreamSettings
 
 STEPS = 12
 LIMITS = Limits(

@@ -4,8 +4,8 @@ from threading import Thread
 import numpy as np
 
 from batchloom import PlanError, PlanSpec
-from batchloom.streams import Feed, Share
-from batchloom.streams.lane import LanePool, Place
+from batchloom.streaming import Feed, Share
+from batchloom.streaming.lane import LanePool, Place
 
 STEPS = 1500
 

@@ -22,11 +22,11 @@ from batchloom import (
     open_store,
     when,
 )
-from batchloom.core import StoreConflictError
+from batchloom.core.errors import StoreConflictError
 from batchloom.plan import LanePlan
 from batchloom.preparation import STRETCHES, ChatRecipe, DedupRecipe, RunSettings, run_recipe
 from batchloom.store import read_stretches, remove_documents
-from batchloom.streams import merge_states
+from batchloom.streaming import merge_states
 from streams.streams import LIMITS, rows_of, small_stream, table, texts, write_lines, write_texts
 
 LONG = {"steps": 120, "seq_len": 128}

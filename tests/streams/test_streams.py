@@ -23,10 +23,11 @@ from batchloom import (
     explain,
     when,
 )
-from batchloom.core import InputMissingError, TooManyBadRecordsError, fingerprint
+from batchloom.core.errors import InputMissingError, TooManyBadRecordsError
+from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import lane_stretches
 from batchloom.preparation import ChatRecipe, DedupRecipe
-from batchloom.streams import merge_states
+from batchloom.streaming import merge_states
 from streams.streams import STEPS, rows_of, small_stream, table, texts, write_lines, write_texts
 from tiers import examples
 

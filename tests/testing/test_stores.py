@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchloom.core import InputError
+from batchloom.core.errors import InputError
 from batchloom.testing import write_store
 
 

@@ -16,13 +16,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom import InputError, SettingsError
-from batchloom.core import InputMissingError, RecordError, from_plain, to_plain
-from batchloom.preparation import evaluation_sets
-from batchloom.preparation.evaluation_sets import files_identity, index_of, records_of, with_index
-from batchloom.text import CleanStep, Decontaminate, Drop, overlap
-from batchloom.text.ngrams import normal_words
-from batchloom.text.overlap import against
-from batchloom.text.overlap_index import build_index, load_index
+from batchloom.core.errors import InputMissingError, RecordError
+from batchloom.core.settings import from_plain, to_plain
+from batchloom.preparation.settings import evaluation_sets, with_index
+from batchloom.preparation.settings.evaluation_sets import files_identity, index_of, records_of
+from batchloom.text import CleanStep, Decontaminate, Drop
+from batchloom.text.decontamination import build_index, overlap
+from batchloom.text.decontamination.ngrams import normal_words
+from batchloom.text.decontamination.overlap import against
+from batchloom.text.decontamination.overlap_index import load_index
 from text.quality_texts import names
 
 QUESTION = "A train leaves the station at noon and travels sixty miles an hour toward the old city"

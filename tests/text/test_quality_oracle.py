@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from batchloom.text import C4, Drop, c4, words
-from batchloom.text.words import english
+from batchloom.text import C4, Drop, words
+from batchloom.text.english_words import english
+from batchloom.text.quality import c4
 from oracles import datatrove
 from text.quality_texts import EDGES, STEPS
 from text.test_quality_rules import TEXTS

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom import InputError, SettingsError
-from batchloom.core import InputMissingError, from_plain, to_plain
-from batchloom.text import C4, Drop, FineWeb, Gopher, Repetition, c4, fineweb, gopher, repetition
+from batchloom.core.errors import InputMissingError
+from batchloom.core.settings import from_plain, to_plain
+from batchloom.text import C4, Drop, FineWeb, Gopher, Repetition
+from batchloom.text.quality import c4, fineweb, gopher, repetition
 from text.quality_texts import EDGES, FIVE, SENTENCE, STEPS, gopher_text
 
 REASONS = {

@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from batchloom import SettingsError
-from batchloom.core import MissingDependencyError
+from batchloom.core.errors import MissingDependencyError
 from batchloom.preparation import ReadRecipe, Recipe, recipe_plain
 from batchloom.text import (
     STEPS,

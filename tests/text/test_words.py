@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom.text import sentences, words
-from batchloom.text.measured import measured
+from batchloom.text.quality.word_statistics import measured
 from text.quality_texts import names
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, tokenizer_from_state, verify_engine
-from batchloom.tokens.conformance import RARE, conformance_texts
-from batchloom.tokens.control import Hints
-from batchloom.tokens.local import from_parts
+from batchloom.tokens.control_tokens import Hints
+from batchloom.tokens.engine_conformance import RARE, conformance_texts
+from batchloom.tokens.local_tokenizers import from_parts
 from batchloom.tokens.tiktoken_ranks import ENCODINGS, ranks_json
 
 from .conftest import TEXTS, encoded, expected, reference, special, write_json

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from batchloom import TokenizerError
-from batchloom.core import MissingDependencyError
+from batchloom.core.errors import MissingDependencyError
 from batchloom.tokens import resolve_tokenizer
 from tokens.model_hub import serving_models
 

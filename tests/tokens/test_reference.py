@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 
 from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer
-from batchloom.tokens.control import Hints
-from batchloom.tokens.local import from_parts
+from batchloom.tokens.control_tokens import Hints
+from batchloom.tokens.local_tokenizers import from_parts
 from tiers import examples
 
 from .conftest import encoded, expected, reference

@@ -11,9 +11,9 @@ import tiktoken_ext.openai_public as published
 
 from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, verify_engine
-from batchloom.tokens.conformance import conformance_texts
-from batchloom.tokens.control import Hints
-from batchloom.tokens.local import from_parts
+from batchloom.tokens.control_tokens import Hints
+from batchloom.tokens.engine_conformance import conformance_texts
+from batchloom.tokens.local_tokenizers import from_parts
 from batchloom.tokens.tiktoken_ranks import ENCODINGS, ranks_json
 
 from .conftest import encoded

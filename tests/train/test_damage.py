@@ -10,7 +10,7 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from batchloom import StateError
-from batchloom.core import fingerprint
+from batchloom.core.fingerprint import fingerprint
 from batchloom.train import RunFolder, read_log
 from train.runs import run_training, small_store, steps_of
 

@@ -15,10 +15,11 @@ import pytest
 
 from batchloom import Edit, Loader, PlanError, StateError
 from batchloom.cli import run as command
-from batchloom.core import StoreConflictError, TrainError, locks
+from batchloom.core import locks
+from batchloom.core.errors import StoreConflictError, TrainError
 from batchloom.testing import write_store
 from batchloom.train import RunFolder, edit_run, hand_over, read_log
-from batchloom.train.requests import Inbox
+from batchloom.train.edit_requests import Inbox
 from processes import rank_environments, run_ranks, start_processes
 from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_for_step
 
@@ -26,7 +27,7 @@ from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_
 HOLDS = """
 import sys, time
 from pathlib import Path
-from batchloom.train.folder import RunFolder
+from batchloom.train.run_folder import RunFolder
 with RunFolder(Path(sys.argv[1])).held():
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))

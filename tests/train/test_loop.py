@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from batchloom import Loader, OutputError, SettingsError, StateError, StoreError
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 from batchloom.train import (
     OptimSettings,

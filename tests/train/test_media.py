@@ -8,7 +8,7 @@ import torch
 
 import batchloom
 from batchloom.cli import run
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.train import RunFolder
 from media.made import talk
 from media.models import make

@@ -7,7 +7,7 @@ import pytest
 
 import batchloom
 from batchloom import InputError
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from media.models import make
 from train.families import Families
 from train.folders import write_model

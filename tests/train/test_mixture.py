@@ -7,7 +7,7 @@ import pytest
 from batchloom import Edit, Mixture, PlanError, SettingsError, StateError, open_store
 from batchloom.batches import mixture_from
 from batchloom.cli import run as command
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.plan import SourceSpec
 from batchloom.testing import append_documents, write_store
 from batchloom.train import (

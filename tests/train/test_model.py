@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from batchloom import Loader
 from batchloom.train import GPT, ModelSettings, block_mask, named_config, settings_from
-from batchloom.train.model import flex_mask, padded_vocabulary, parameter_count, parameter_groups
+from batchloom.train.model import padded_vocabulary, parameter_count, parameter_groups
+from batchloom.train.model.gpt_model import flex_mask
 from train.runs import small_store
 
 SEQ_LEN = 48

@@ -11,17 +11,17 @@ from torch.nn import functional
 
 from batchloom import InputError, Loader, SettingsError, StateError, open_store
 from batchloom.cli import run
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 from batchloom.train import (
     PretrainedSettings,
     RunFolder,
     finetuning,
     memory_explained,
-    pretrained,
     settings_from,
 )
-from batchloom.train.pretrained import blueprint, load, summed_loss
+from batchloom.train.model import blueprint, load, pretrained
+from batchloom.train.model.pretrained import summed_loss
 from processes import run_two_ranks
 from train.folders import CONFIGS, chat_store, write_model
 from train.gradients import gradient_of_first_step

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from batchloom import InputError, Loader
-from batchloom.core import TrainError
+from batchloom.core.errors import TrainError
 from batchloom.train import choose_device, joined_ranks
 from processes import rank_environments, run_ranks, run_two_ranks, start_processes
 from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_for_step
@@ -171,7 +171,7 @@ def test_a_device_that_is_not_there():
 
 SLOW_FIRST = """
 import datetime, os, sys, time, torch, torch.distributed as dist
-from batchloom.train.ranks import Ranks
+from batchloom.train.distributed import Ranks
 rank, place, seconds = int(os.environ["RANK"]), sys.argv[1], float(sys.argv[2])
 dist.init_process_group(
     "gloo", f"file://{place}", datetime.timedelta(seconds=2), world_size=2, rank=rank

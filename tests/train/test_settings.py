@@ -6,14 +6,8 @@ import os
 import pytest
 
 from batchloom import SettingsError
-from batchloom.core import to_plain
-from batchloom.train import (
-    accumulation,
-    model_names,
-    named_config,
-    read_config,
-    settings_from,
-)
+from batchloom.core.settings import to_plain
+from batchloom.train import accumulation, model_names, named_config, read_config, settings_from
 from train.runs import PLAIN
 
 

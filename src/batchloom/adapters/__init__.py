@@ -1,4 +1,7 @@
-"""Frameworks' own faces over the loader: translation only, one file a framework."""
+"""Adapters of trainers: translation only, one module or folder a framework.
+
+Each module is public: import from `batchloom.adapters.lightning` and so on. Read `pytorch.py` first.
+"""
 
 import lazy_loader
 

@@ -15,9 +15,8 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import go_on, newest, step_of, unusable, written_aside
 from batchloom.adapters.isolation_check import refuse_leak
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.batches.assemble import Batch
-from batchloom.batches.loader import Loader
-from batchloom.batches.share import share_of_run
+from batchloom.batches import Batch, Loader
+from batchloom.batches.loading import share_of_run
 from batchloom.core.errors import BatchloomError, TrainError
 
 
@@ -61,7 +60,7 @@ def attach(accelerator: Any, loader: Loader) -> None:
         raise TrainError(
             f"The loader reads a stream in {accelerator.num_processes} processes, each its own lanes, and Accelerate "
             "keeps what the first of them says: prepare the data, or keep the state yourself "
-            "(batchloom.streams.state.merge_states of every process's loader.state_dict())."
+            "(batchloom.streaming.merge_states of every process's loader.state_dict())."
         )
     _refuse_dealt_anew(accelerator)
     kept = _Place(accelerator, loader)

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from batchloom.batches.augment import Augment
-from batchloom.batches.loader import Loader
+from batchloom.batches import Augment, Loader
 from batchloom.core.errors import TrainError
-from batchloom.core.spec import to_plain
-from batchloom.plan.spec import ORDER_VERSION
+from batchloom.core.settings import to_plain
+from batchloom.plan import ORDER_VERSION
 
 _SHOWN = 4
 

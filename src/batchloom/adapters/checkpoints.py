@@ -11,10 +11,10 @@ from typing import Any
 import torch.distributed as dist
 
 from batchloom.adapters.agreement import gathered
-from batchloom.batches.loader import Loader
-from batchloom.core.aside import ASIDE, refused
+from batchloom.batches import Loader
 from batchloom.core.errors import StateError
-from batchloom.store.writer import sync_folder
+from batchloom.core.partial_files import ASIDE, refused
+from batchloom.store.write import sync_folder
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 

@@ -16,8 +16,8 @@ import torch
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import go_on
-from batchloom.batches.loader import Loader
-from batchloom.batches.share import share_of_run
+from batchloom.batches import Loader
+from batchloom.batches.loading import share_of_run
 from batchloom.core.errors import StateError, TrainError
 
 _STATE = "batchloom"

@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchloom.batches.assemble import Batch
-from batchloom.batches.chosen import Chosen
-from batchloom.batches.data import first_store
-from batchloom.batches.forms import flattened
-from batchloom.batches.isolation import leakage, leakage_of_rows, leaks, probes, takes
-from batchloom.batches.loader import Loader
-from batchloom.batches.masks import sliding_window_of
+from batchloom.batches import (
+    Batch,
+    Chosen,
+    Loader,
+    flattened,
+    leakage,
+    leakage_of_rows,
+    leaks,
+    probes,
+    sliding_window_of,
+    takes,
+)
+from batchloom.batches.loading import first_store
 from batchloom.core.errors import TrainError
 
 Collator = Callable[[list[Batch]], Mapping[str, Any]]
@@ -66,7 +72,7 @@ def refuse_leak(
             f"{type(model).__name__} lets packed documents see each other: a token's loss is {packed:.2g} nats from "
             f"that of the document alone, and {mixed:.2g} where nothing keeps them apart. Give a model that reads "
             "position_ids, without a mask of ones and without cache, and attn_implementation='sdpa', 'eager' or "
-            "'flex_attention'; or batches with the mask of batchloom.batches.masks.dense_mask to one that reads a mask "
+            "'flex_attention'; or batches with the mask of batchloom.batches.dense_mask to one that reads a mask "
             "(trainer_parts(form=dense_mask); 'eager': partial(dense_mask, additive='float32')); or "
             "Loader(packing='none')."
         )
@@ -79,7 +85,7 @@ def _distances(
 
     ``chosen`` gives those with media, None where it holds none.
 
-    See :func:`batchloom.batches.isolation.leakage`.
+    See :func:`batchloom.batches.leakage`.
     """
     device = next(model.parameters()).device
 
@@ -141,7 +147,7 @@ def _refuse_unknown(model: Any, given: dict[str, Any]) -> None:
         raise TrainError(
             f"{type(model).__name__} takes no {', '.join(unknown)}, and the collator gives it so: give a model that "
             "takes position_ids, by which packed documents are kept apart; or trainer_parts(form=) a function that "
-            "gives what this one takes, such as the mask of batchloom.batches.masks.dense_mask; or "
+            "gives what this one takes, such as the mask of batchloom.batches.dense_mask; or "
             "Loader(packing='none')."
         )
 

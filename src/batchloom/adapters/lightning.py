@@ -16,12 +16,10 @@ from lightning.pytorch.loggers import Logger
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.logging import Send, to_all
-from batchloom.batches.assemble import Batch
-from batchloom.batches.loader import Loader
-from batchloom.batches.metrics import Meter
-from batchloom.batches.share import share_of_run
+from batchloom.batches import Batch, Loader, Meter
+from batchloom.batches.loading import share_of_run
 from batchloom.core.errors import InputError, StateError, TrainError
-from batchloom.core.spec import shown, whole
+from batchloom.core.settings import shown, whole
 
 MakeLoader = Callable[[], Loader]
 

@@ -18,16 +18,13 @@ import torch.distributed as dist
 from megatron.core import num_microbatches_calculator, parallel_state
 
 from batchloom.adapters.agreement import device_of, require_agreement
-from batchloom.batches import forms
-from batchloom.batches.assemble import Batch
-from batchloom.batches.loader import Loader
-from batchloom.batches.media_rules import text_alone
-from batchloom.batches.spec import BatchSpec, Labels
+from batchloom.batches import Batch, BatchSpec, Loader, forms, text_alone
+from batchloom.batches.assembly import Labels
 from batchloom.core.errors import InputError, StateError, TrainError
-from batchloom.core.spec import shown, whole
-from batchloom.plan.edits import Edit
-from batchloom.plan.ranks import Mesh, Place
-from batchloom.store.reader import Store
+from batchloom.core.settings import shown, whole
+from batchloom.plan import Edit, Mesh
+from batchloom.plan.order import Place
+from batchloom.store import Store
 
 Micro = dict[str, Any]
 

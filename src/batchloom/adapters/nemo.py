@@ -24,18 +24,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import go_on
-from batchloom.adapters.megatron import (
-    go_on_from,
-    mask_wanted,
-    megatron_prefixes,
-)
+from batchloom.adapters.megatron import go_on_from, mask_wanted, megatron_prefixes
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches.forms import megatron_arrays
-from batchloom.batches.loader import Loader
-from batchloom.batches.media_rules import text_alone
+from batchloom.batches import Loader, megatron_arrays, text_alone
 from batchloom.core.errors import InputError, StateError, TrainError
-from batchloom.store.opening import open_store
-from batchloom.store.reader import Store
+from batchloom.store import Store, open_store
 
 
 @final

@@ -20,11 +20,10 @@ from weakref import WeakValueDictionary
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from batchloom.batches.assemble import Batch
-from batchloom.batches.augment import with_augment, without_augment
-from batchloom.batches.loader import Loader
+from batchloom.batches import Batch, Loader, with_augment
+from batchloom.batches.assembly import without_augment
 from batchloom.core.errors import InputError, StateError
-from batchloom.plan.lane_plan import refuse_lanes
+from batchloom.plan.order import refuse_lanes
 
 # Loaders of this process whose batches worker processes make, by the token those batches carry.
 _LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()

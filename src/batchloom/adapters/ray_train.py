@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from batchloom.core.errors import StateError, TrainError
-from batchloom.core.spec import shown
+from batchloom.core.settings import shown
 
 _STATE = "batchloom.pt"
 

@@ -18,11 +18,10 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.batches.loader import Loader
-from batchloom.batches.media_rules import text_alone
+from batchloom.batches import Loader, text_alone
 from batchloom.core.errors import StateError
-from batchloom.core.spec import shown
-from batchloom.store.opening import open_store
+from batchloom.core.settings import shown
+from batchloom.store import open_store
 
 _KEY = "batchloom"
 

@@ -1,4 +1,7 @@
-"""Batches: where a store and a plan meet."""
+"""Batches: the rows of a plan as arrays and tensors.
+
+`loading/` holds the loader, `assembly/` fills the arrays, `media/` adds images, audio and video.
+"""
 
 import lazy_loader
 

@@ -4,11 +4,11 @@ import json
 import os
 import sys
 
-from batchloom.batches.tables import load_table, lock_table, table_folders, write_table
-from batchloom.core.spec import from_plain
-from batchloom.plan.source import SourceOrder
-from batchloom.plan.spec import PlanSpec
-from batchloom.store.opening import open_store
+from batchloom.batches.loading import load_table, lock_table, table_folders, write_table
+from batchloom.core.settings import from_plain
+from batchloom.plan import PlanSpec
+from batchloom.plan.order import SourceOrder
+from batchloom.store import open_store
 
 
 def main() -> None:

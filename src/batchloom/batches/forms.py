@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assemble import IGNORE, Batch, BatchCuts
-from batchloom.batches.device import to_torch
+from batchloom.batches.assembly import IGNORE, Batch, BatchCuts, to_torch
 from batchloom.batches.masks import rebuilt, seen_by, whole_rows
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.spec import shown, whole
-from batchloom.plan.rows import aligned
+from batchloom.core.settings import shown, whole
+from batchloom.plan.packing import aligned
 
 Ids = NDArray[np.int64]
 
@@ -92,7 +91,7 @@ def flattened(batch: Batch) -> Batch:
     Returns:
         ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T]; ``cu_seq_lens_q`` and
         ``cu_seq_lens_k`` int32 [N + 1]; ``max_length_q`` and ``max_length_k`` (int); see
-        :func:`batchloom.batches.assemble.assemble_varlen`. Rows without any span give one token of padding.
+        :func:`batchloom.batches.assembly.assemble_varlen`. Rows without any span give one token of padding.
 
     Raises:
         PlanError: a batch that was rebuilt, or the slice of a context-parallel rank.

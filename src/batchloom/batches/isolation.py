@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchloom.batches.assemble import IGNORE, Batch, BatchCuts
-from batchloom.store.reader import Store
+from batchloom.batches.assembly import IGNORE, Batch, BatchCuts
+from batchloom.store import Store
 
 Logits = Callable[[Batch], Tensor]
 Scored = Callable[[Batch], Callable[[int, slice], Tensor]]

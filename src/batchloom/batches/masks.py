@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchloom.batches.assemble import Batch
+from batchloom.batches.assembly import Batch
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.spec import nearest, shown
+from batchloom.core.settings import nearest, shown
 
 _ROWS_AND_TOKENS = 2
 _FLOATS = ("float32", "bfloat16", "float16", "float64")

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from batchloom.batches.assemble import IGNORE, Batch
-from batchloom.batches.board import Board, shared_store
-from batchloom.batches.facts import StepFacts, step_facts
-from batchloom.batches.loader import Loader
+from batchloom.batches.assembly import IGNORE, Batch
+from batchloom.batches.loading import Loader
+from batchloom.batches.metrics_exchange import Board, shared_store
+from batchloom.batches.step_facts import StepFacts, step_facts
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.spec import is_amount, raise_problems, shown, whole
+from batchloom.core.settings import is_amount, raise_problems, shown, whole
 
 # Of a long while without a look, the last steps are told of: so many sequences at most, and steps.
 _MOST_ROWS = 1 << 16
@@ -102,7 +102,7 @@ class Meter:
         peak_flops: what one device can do, operations a second; the number of its data sheet for the dtype used.
         devices: that the run uses; None for one a process.
         exchange: whether ranks leave their clocks for each other, where ``torch.distributed`` is initialised: never
-            by a collective (see :mod:`batchloom.batches.board`).
+            by a collective (see :mod:`batchloom.batches.metrics_exchange`).
 
     Raises:
         SettingsError: numbers that are none, or a peak without a cost.

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from batchloom.core.errors import BatchloomError, SettingsError
-from batchloom.core.spec import nearest, raise_problems, shown
-from batchloom.core.synthetic import NAMES
-from batchloom.core.yaml_plain import read_yaml
-from batchloom.plan.assumed import AssumedStore
-from batchloom.plan.mixture import Mixture, SourceSpec, Stage, weight_problems
-from batchloom.store.opening import open_store
-from batchloom.store.reader import Store
+from batchloom.core.settings import nearest, raise_problems, shown
+from batchloom.core.synthetic_data import NAMES
+from batchloom.core.yaml_reader import read_yaml
+from batchloom.plan import Mixture, SourceSpec, Stage
+from batchloom.plan.mixture import weight_problems
+from batchloom.plan.order import AssumedStore
+from batchloom.store import Store, open_store
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""Conversations: from the columns of a record to turns, and from turns to the text of a template."""
+"""Conversations: from the columns of a record to turns, and from turns to the text of a template.
+
+`schema/` reads records, `templates/` renders them.
+"""
 
 import lazy_loader
 

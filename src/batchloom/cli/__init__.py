@@ -1,4 +1,7 @@
-"""The command line: options and printing; the work is done by the functions it calls."""
+"""The command line: options and printing; other packages do the work.
+
+One module a command. Read `main.py` and `commands.py` first.
+"""
 
 import lazy_loader
 

@@ -1,2 +1,2 @@
 from .main import run as run
-from .preview import preview_lines as preview_lines
+from .terminal.preview_output import preview_lines as preview_lines

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 import batchloom
-from batchloom.cli.console import plain_console
+from batchloom.cli.terminal import plain_console
 from batchloom.core.errors import InputMissingError
-from batchloom.core.values import counted, visible
-from batchloom.store.verify import Verdict
+from batchloom.core.wording import counted, visible
+from batchloom.store.maintain import Verdict
 
 
 def check(

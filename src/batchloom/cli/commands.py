@@ -17,10 +17,9 @@ from batchloom.cli.export import export
 from batchloom.cli.generations import compact, log, remove
 from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
-from batchloom.cli.once import OnceCommand
 from batchloom.cli.plan import plan
 from batchloom.cli.prepare import prepare
-from batchloom.cli.secrets import without_secrets
+from batchloom.cli.terminal import OnceCommand, without_secrets
 from batchloom.cli.train import train
 from batchloom.cli.worker import worker
 

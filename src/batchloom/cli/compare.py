@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from batchloom.cli.console import plain_console
-from batchloom.comparison.against import beside
-from batchloom.comparison.frameworks import require_packages
-from batchloom.comparison.runs import read_run
+from batchloom.analysis.compare import beside, read_run, require_packages
+from batchloom.cli.terminal import plain_console
 from batchloom.core.errors import SettingsError
-from batchloom.core.spec import is_amount, raise_problems
-from batchloom.core.values import visible
+from batchloom.core.settings import is_amount, raise_problems
+from batchloom.core.wording import visible
 
 if TYPE_CHECKING:
-    from batchloom.comparison.told import Found
+    from batchloom.analysis.compare import Found
 
 _RUN_OPTIONS = ("tolerance",)
 # Of a table in a file or a pipe.
@@ -112,7 +110,7 @@ def _frameworks(places: list[str], given: dict[str, Any], by: str | None, out: P
     if by is not None:
         raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
     require_packages()
-    from batchloom.comparison import compare as comparing  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import comparison as comparing  # noqa: PLC0415 - needs torch
 
     spec = comparing.CompareSpec(store=places[0] if places else None, **given)
     console = plain_console(stderr=True)
@@ -138,7 +136,7 @@ def _runs(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
 
 
 def _tell(found: "Found", out: Path, *, as_json: bool) -> int:
-    from batchloom.comparison import told, written  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import compare_output as written, compare_report as told  # noqa: PLC0415 - needs torch
 
     files = written.write(found, out)
     if as_json:

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from batchloom.chat.mapping import parse_mapping
-from batchloom.cli.console import plain_console
+from batchloom.chat import parse_mapping
 from batchloom.cli.prepare import Display, marker
-from batchloom.preparation.convert import Converted, convert as convert_rows
+from batchloom.cli.terminal import plain_console
+from batchloom.preparation import convert as convert_rows
+from batchloom.preparation.conversion import Converted
 
 
 def convert(

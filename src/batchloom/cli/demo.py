@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from batchloom.cli.train import say
-from batchloom.train.start_checks import require_packages
+from batchloom.train import require_packages
 
 
 def demo(
@@ -21,7 +21,7 @@ def demo(
     The text is on every machine that has Python: no network, no account.
     """
     require_packages()
-    from batchloom.train.demo import run_demo  # noqa: PLC0415 - torch takes seconds
+    from batchloom.train import run_demo  # noqa: PLC0415 - torch takes seconds
 
     try:
         run_demo(out, steps, say)

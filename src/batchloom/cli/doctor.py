@@ -7,16 +7,12 @@ import typer
 from rich.console import Console
 
 import batchloom
-from batchloom.chat.mapping import parse_mapping
-from batchloom.cli.console import plain_console
+from batchloom.analysis.doctor import Diagnosis, LengthFacts, PreparedFacts, SourceFacts, unread
+from batchloom.chat import parse_mapping
 from batchloom.cli.prepare import Display, marker, media_given
-from batchloom.cli.preview import print_preview
-from batchloom.cli.secrets import without_secrets
+from batchloom.cli.terminal import plain_console, print_preview, without_secrets
 from batchloom.core.errors import BatchloomError, SettingsError
-from batchloom.core.values import counted, duration, megabytes, visible
-from batchloom.diagnosis.doctor import Diagnosis, unread
-from batchloom.diagnosis.prepared import PreparedFacts
-from batchloom.preparation.findings import LengthFacts, SourceFacts
+from batchloom.core.wording import counted, duration, megabytes, visible
 
 _LABEL = 14
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from batchloom import Edit
-from batchloom.batches.mixture_file import mixture_from
-from batchloom.cli.console import plain_console
+from batchloom.batches import mixture_from
+from batchloom.cli.terminal import plain_console
 from batchloom.core.errors import SettingsError
-from batchloom.core.spec import shown
-from batchloom.core.values import counted
-from batchloom.core.yaml_plain import parse_yaml
-from batchloom.train.start_checks import PATIENCE, require_packages
+from batchloom.core.settings import shown
+from batchloom.core.wording import counted
+from batchloom.core.yaml_reader import parse_yaml
+from batchloom.train import PATIENCE, require_packages
 
 _SHOWN = 20
 
@@ -80,7 +80,7 @@ def edit(
             ["--data: give either --data or --mixture, what the run was started on"]
         )
     # torch takes seconds
-    from batchloom.train.edit import edit_run  # noqa: PLC0415
+    from batchloom.train import edit_run  # noqa: PLC0415
 
     given: Any = data if mixture is None else mixture_from(mixture)
     console = plain_console()

@@ -8,14 +8,10 @@ from typing import Annotated
 import typer
 
 import batchloom
-from batchloom.cli import order
-from batchloom.cli.console import plain_console
-from batchloom.core.values import counted, visible
-from batchloom.questions.asking import Asked, plan_asked
-from batchloom.questions.checkpoint import is_endless
-from batchloom.questions.explain import ExplainedSequence, ExplainedSpan
-from batchloom.questions.marks import mark_of
-from batchloom.questions.when import Showing, when_and_why
+from batchloom.analysis import ExplainedSequence, ExplainedSpan, Showing, when_and_why
+from batchloom.analysis.plan_questions import Asked, is_endless, mark_of, plan_asked
+from batchloom.cli.terminal import plain_console, plan_options as order
+from batchloom.core.wording import counted, visible
 
 
 def explain(

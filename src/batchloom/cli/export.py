@@ -9,9 +9,9 @@ from typing import Annotated, final
 
 import typer
 
-from batchloom.cli.console import plain_console
-from batchloom.core.values import counted, megabytes
-from batchloom.store.export import export_store
+from batchloom.cli.terminal import plain_console
+from batchloom.core.wording import counted, megabytes
+from batchloom.store import export_store
 
 _SECONDS_BETWEEN_LINES = 5.0
 

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from batchloom.cli.console import plain_console
-from batchloom.core.values import counted, visible
-from batchloom.store.compact import compact_store
-from batchloom.store.log import Logged, read_log
-from batchloom.store.remove import Removal, remove_documents
+from batchloom.cli.terminal import plain_console
+from batchloom.core.wording import counted, visible
+from batchloom.store import compact_store, read_log, remove_documents
+from batchloom.store.maintain import Logged, Removal
 
 _SHOWN = 10
 _STORE = typer.Argument(help="A store's folder.")

@@ -7,11 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from batchloom.cli.console import plain_console
 from batchloom.cli.prepare import Display, parse_size, print_result
+from batchloom.cli.terminal import plain_console
 from batchloom.core.errors import SettingsError
-from batchloom.preparation.import_spec import How, ImportSpec
-from batchloom.preparation.importing import run_import
+from batchloom.preparation.imports import How, ImportSpec, run_import
 
 
 def import_(

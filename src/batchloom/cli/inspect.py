@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 import batchloom
-from batchloom.batches.inspect import Inspection
-from batchloom.cli.console import plain_console
-from batchloom.core.values import counted, visible
+from batchloom.analysis import Inspection
+from batchloom.cli.terminal import plain_console
+from batchloom.core.wording import counted, visible
 from batchloom.preparation import share_notes
-from batchloom.store.format import MANIFEST_NAME, PAGE_NAME, of_generation
-from batchloom.store.manifest import read_manifest
+from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest
+from batchloom.store.format import of_generation
 
 _BAR = 40
 

@@ -91,7 +91,7 @@ def run(arguments: "Sequence[str]") -> int:
     import errno  # noqa: PLC0415
 
     from batchloom.cli.commands import as_typed, carry_out  # noqa: PLC0415 - takes its time
-    from batchloom.cli.secrets import without_secrets  # noqa: PLC0415
+    from batchloom.cli.terminal import without_secrets  # noqa: PLC0415
     from batchloom.core.errors import BatchloomError, SettingsError  # noqa: PLC0415
     from batchloom.core.files import because  # noqa: PLC0415
 
@@ -122,7 +122,7 @@ def run(arguments: "Sequence[str]") -> int:
 
 
 def _fail(sentence: str, code: int) -> int:
-    from batchloom.core.values import visible  # noqa: PLC0415
+    from batchloom.core.wording import visible  # noqa: PLC0415
 
     # Names of files and columns, and what templates say, may hold commands for the terminal.
     seen = "\n".join(map(visible, sentence.split("\n")))

@@ -7,16 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
-from batchloom.cli import order
-from batchloom.cli.console import plain_console
+from batchloom.analysis import Forecast, SourceForecast, forecast
+from batchloom.analysis.plan_questions import (
+    Asked,
+    Entry,
+    Mixing,
+    adopt_tables,
+    entry_of,
+    journal_of,
+    mark_of,
+    plan_asked,
+    read_checkpoint,
+    write_tables,
+)
+from batchloom.cli.terminal import plain_console, plan_options as order
 from batchloom.core.errors import SettingsError
-from batchloom.core.values import counted, visible
-from batchloom.questions.asking import Asked, Entry, entry_of, journal_of, plan_asked
-from batchloom.questions.checkpoint import read_checkpoint
-from batchloom.questions.forecast import Forecast, SourceForecast, forecast
-from batchloom.questions.marks import mark_of
-from batchloom.questions.measure import Mixing
-from batchloom.questions.tables import adopt_tables, write_tables
+from batchloom.core.wording import counted, visible
 
 # Changes of the shares, and sources of each, that are printed.
 _SHOWN = 6

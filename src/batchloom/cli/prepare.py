@@ -12,22 +12,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
 from rich.table import Table
 
-from batchloom.chat.mapping import parse_mapping
-from batchloom.cli.console import plain_console
-from batchloom.cli.profile import print_profile
+from batchloom.chat import parse_mapping
+from batchloom.cli.terminal import plain_console, print_profile
 from batchloom.core.files import printable
-from batchloom.core.spec import shown
-from batchloom.core.values import counted, duration, megabytes, visible
-from batchloom.preparation.crews import Execution
-from batchloom.preparation.job import run_chosen
-from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.recipe_choice import Chosen, choose_appended, choose_recipe
-from batchloom.preparation.recipe_file import recipe_settings, recipe_text
-from batchloom.preparation.recipe_values import SIZE, size_of
-from batchloom.preparation.report import last_facts
-from batchloom.preparation.result import PrepareResult
-from batchloom.preparation.run_settings import RunSettings
-from batchloom.preparation.tally import Note, Progress
+from batchloom.core.settings import shown
+from batchloom.core.wording import counted, duration, megabytes, visible
+from batchloom.preparation import (
+    Execution,
+    Note,
+    Progress,
+    Recipe,
+    RunSettings,
+    choose_recipe,
+    run_chosen,
+)
+from batchloom.preparation.report import PrepareResult, last_facts
+from batchloom.preparation.request import Chosen, choose_appended, recipe_settings, recipe_text
+from batchloom.preparation.settings import SIZE, size_of
 from batchloom.store.format import QUARANTINE_NAME, of_generation
 
 _CHAT = "Conversations"

@@ -13,12 +13,12 @@ from typing import Annotated, Any, final
 
 import typer
 
-from batchloom.batches.mixture_file import mixture_from
+from batchloom.batches import mixture_from
 from batchloom.cli.prepare import media_given
 from batchloom.core.addresses import is_url
-from batchloom.core.spec import shown
-from batchloom.core.values import byte_count
-from batchloom.train.start_checks import require_packages
+from batchloom.core.settings import shown
+from batchloom.core.wording import byte_count
+from batchloom.train import require_packages
 
 _DATA = "Data"
 _MODEL = "Model and step"
@@ -312,8 +312,7 @@ def train(
     require_packages()
     with _running():
         # torch takes seconds
-        from batchloom.train import start as run  # noqa: PLC0415
-        from batchloom.train.streaming import StreamOptions  # noqa: PLC0415
+        from batchloom.train import StreamOptions, start as run  # noqa: PLC0415
 
         request = run.Request(
             data=run.DataRequest(

@@ -13,11 +13,10 @@ from typing import Annotated
 
 import typer
 
-from batchloom.cli import order
+from batchloom.cli.terminal import plan_options as order
 from batchloom.cli.train import say
 from batchloom.core.errors import SettingsError
-from batchloom.train.start_checks import require_packages
-from batchloom.train.worker_config import DATASET_TYPES, MODEL_SIZES, Leave, WorkerConfig
+from batchloom.train import DATASET_TYPES, MODEL_SIZES, Leave, WorkerConfig, require_packages
 
 # Settings whose option has a name of its own; those of one word are words of sentences, too.
 _OPTIONS = {"tokenizer_name": "--tokenizer"}
@@ -85,7 +84,7 @@ def worker(
             device=device,
         )
     # torch takes seconds
-    from batchloom.train.worker import run_worker  # noqa: PLC0415
+    from batchloom.train import run_worker  # noqa: PLC0415
 
     leave = Leave()
     with _asked_to_leave(leave) as asked:

@@ -5,7 +5,7 @@ from batchloom.compat.hub import create_huggingface_dataset
 from batchloom.compat.indexed import IndexedDataset, PretrainingDataset
 from batchloom.compat.jsonl import iter_jsonl_file, load_jsonl_file
 from batchloom.compat.sft import SFTDataset
-from batchloom.compat.worker import WorkerClient, WorkerConfig
+from batchloom.compat.worker_client import WorkerClient, WorkerConfig
 
 # As typing has it, which takes its time to import.
 TYPE_CHECKING = False

@@ -5,14 +5,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from batchloom.chat.detect import detect_schema
-from batchloom.chat.records import record_reader
+from batchloom.chat import detect_schema, record_reader
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.values import kind_of
-from batchloom.preparation.columns import as_row
-from batchloom.preparation.reading import Reading, first_rows, reading_of
-from batchloom.preparation.recipe import ChatRecipe
-from batchloom.sources.rules import ReadRules, Source
+from batchloom.core.wording import kind_of
+from batchloom.preparation import ChatRecipe
+from batchloom.preparation.conversion import as_row
+from batchloom.preparation.documents import Reading, first_rows, reading_of
+from batchloom.sources import ReadRules
+from batchloom.sources.files import Source
 
 Row = dict[str, Any]
 Formatter = Callable[[Row], Any]

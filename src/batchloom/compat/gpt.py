@@ -9,20 +9,17 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.data import refuse_preferences
-from batchloom.batches.world import find_world
-from batchloom.compat.output import as_asked, check_output
-from batchloom.compat.tokenizer import tokenizer_of
+from batchloom.batches import find_world
+from batchloom.batches.loading import refuse_preferences
+from batchloom.compat.array_output import as_asked, check_output
+from batchloom.compat.script_tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.fingerprint import key128
-from batchloom.core.spec import nearest, raise_problems, shown, whole
-from batchloom.plan.permute import Permutation
-from batchloom.store.format import MANIFEST_NAME
-from batchloom.store.index import map_file
-from batchloom.store.lone import refuse_lone_shard, refuse_media
-from batchloom.store.missing import no_store
-from batchloom.store.opening import open_store
-from batchloom.store.shards import map_prefix
+from batchloom.core.settings import nearest, raise_problems, shown, whole
+from batchloom.plan import Permutation
+from batchloom.store import MANIFEST_NAME, map_file, open_store
+from batchloom.store.format import no_store
+from batchloom.store.read import map_prefix, refuse_lone_shard, refuse_media
 
 SPLITS = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")}
 _BLOCK_SIZE = ("block_size", "seq_len", "max_seq_length", "context_length")
@@ -47,7 +44,7 @@ class GPTDataLoader:
             ``context_length``) and ``batch_size``; ``seed`` (0), ``val_fraction`` (0.1; of what has no
             val of its own, its end), ``dtype`` of shards without an index (``uint32``) and ``output``
             (``torch`` or ``numpy``) may be there. All else in it is not looked at.
-        tokenizer: see :func:`batchloom.compat.tokenizer.tokenizer_of`; None where a store or shards
+        tokenizer: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`; None where a store or shards
             are given and ids need not be compared with a vocabulary.
         dataset_dir: a store; or a folder of ``shard_00000.bin`` ... or ``train.bin`` and ``val.bin``,
             headerless, also in ``train/`` and ``val/``.

@@ -10,23 +10,19 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assemble import assemble_rows
-from batchloom.compat.output import as_asked, check_output
-from batchloom.compat.tokenizer import tokenizer_of
+from batchloom.batches import assemble_rows
+from batchloom.compat.array_output import as_asked, check_output
+from batchloom.compat.script_tokenizer import tokenizer_of
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputMissingError
-from batchloom.core.spec import raise_problems, shown, whole
-from batchloom.plan.pools import Pools
-from batchloom.plan.rows import slice_rows
-from batchloom.plan.spec import MOST_POOL_SIZE, PlanSpec
-from batchloom.preparation.direct import Direct, Documents, encode_directly
-from batchloom.preparation.encode import Encoded
-from batchloom.preparation.reading import Readings
-from batchloom.preparation.recipe import Recipe
-from batchloom.preparation.tally import Tally
-from batchloom.sources.listing import Listing, list_sources
-from batchloom.sources.places import error_of
-from batchloom.sources.rules import Limits, Source
+from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.plan import PlanSpec, Pools
+from batchloom.plan.packing import MOST_POOL_SIZE, slice_rows
+from batchloom.preparation import Recipe
+from batchloom.preparation.documents import Direct, Documents, Encoded, Readings, encode_directly
+from batchloom.preparation.report import Tally
+from batchloom.sources import Limits, Listing, error_of, list_sources
+from batchloom.sources.files import Source
 from batchloom.tokens import Tokenizer
 
 # A buffer of long documents is full at so many tokens, so that memory stays bounded.
@@ -64,7 +60,7 @@ def create_huggingface_dataset(
         world_size: number of ranks.
         num_batches: length of the sequence; the data begins anew as often as that takes.
         batch_size: rows of a batch.
-        tokenizer_name: see :func:`batchloom.compat.tokenizer.tokenizer_of`.
+        tokenizer_name: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`.
         seq_len: tokens of a row. Whole documents are packed into rows (best fit, a longer one is
             cut and all its pieces are kept); what stays empty is padded without loss.
         streaming: whether files are read where they lie (True) or downloaded first (False).

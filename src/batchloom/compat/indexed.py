@@ -7,16 +7,15 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assemble import IGNORE
-from batchloom.batches.data import refuse_preferences
-from batchloom.compat.output import as_asked, check_output
-from batchloom.compat.tokenizer import tokenizer_of
+from batchloom.batches import IGNORE
+from batchloom.batches.loading import refuse_preferences
+from batchloom.compat.array_output import as_asked, check_output
+from batchloom.compat.script_tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.spec import shown, whole
-from batchloom.store.index import map_index
-from batchloom.store.lone import refuse_media
-from batchloom.store.opening import open_store
-from batchloom.store.reader import Store
+from batchloom.core.settings import shown, whole
+from batchloom.store import Store, open_store
+from batchloom.store.format import map_index
+from batchloom.store.read import refuse_media
 
 Ids = NDArray[Any]
 
@@ -116,7 +115,7 @@ class PretrainingDataset:
     Args:
         prefix: as for :class:`IndexedDataset`.
         tokenizer: whose ids they are; its end token fills padding. See
-            :func:`batchloom.compat.tokenizer.tokenizer_of`.
+            :func:`batchloom.compat.script_tokenizer.tokenizer_of`.
         seq_length: tokens of a row.
         split: of a store: ``train``, ``val`` or ``test``.
         output: ``torch`` or ``numpy``.

@@ -5,10 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from batchloom.sources.listing import list_sources
-from batchloom.sources.parts import PartReader
-from batchloom.sources.places import error_of
-from batchloom.sources.rules import Part, ReadRules
+from batchloom.sources import Part, PartReader, ReadRules, error_of, list_sources
 
 _RULES = ReadRules(text_field=None)
 

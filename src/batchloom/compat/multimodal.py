@@ -3,12 +3,13 @@
 import os
 from typing import final
 
-from batchloom.batches.collate import Row
-from batchloom.batches.spec import READ_AS_USUAL, MediaSpec
+from batchloom.batches import MediaSpec
+from batchloom.batches.assembly import READ_AS_USUAL
+from batchloom.batches.loading import Row
 from batchloom.compat.multimodal_rows import Collator, PackedRows
 from batchloom.core.errors import InputError
-from batchloom.core.spec import shown, whole
-from batchloom.preparation.dataset_config import DatasetConfig
+from batchloom.core.settings import shown, whole
+from batchloom.preparation import DatasetConfig
 
 
 @final

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from batchloom.batches.collate import Row, collate_rows, row_of, stands_by_row
-from batchloom.batches.loader import Loader
-from batchloom.batches.spec import MediaSpec
-from batchloom.compat.output import check_output
+from batchloom.batches import Loader, MediaSpec
+from batchloom.batches.loading import Row, collate_rows, row_of, stands_by_row
+from batchloom.compat.array_output import check_output
 from batchloom.core.errors import InputError, OutputError, SettingsError
 from batchloom.core.files import because
 from batchloom.core.fingerprint import fingerprint
-from batchloom.preparation.dataset_config import DatasetConfig
-from batchloom.preparation.job import prepare
-from batchloom.store.opening import open_store
+from batchloom.preparation import DatasetConfig, prepare
+from batchloom.store import open_store
 
 if TYPE_CHECKING:
-    from batchloom.store.reader import Store
+    from batchloom.store import Store
 
 # Rows that are looked up at once.
 _AT_ONCE = 1 << 16

@@ -6,13 +6,13 @@ from typing import final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from batchloom.batches.collate import Row
-from batchloom.batches.spec import READ_AS_USUAL, MediaSpec
-from batchloom.batches.world import find_world
+from batchloom.batches import MediaSpec, find_world
+from batchloom.batches.assembly import READ_AS_USUAL
+from batchloom.batches.loading import Row
 from batchloom.compat.multimodal_rows import Collator, PackedRows
-from batchloom.core.spec import raise_problems, shown, whole
-from batchloom.plan.ranks import check_world, rank_positions
-from batchloom.preparation.dataset_config import DatasetConfig
+from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.plan import check_world, rank_positions
+from batchloom.preparation import DatasetConfig
 
 
 @final

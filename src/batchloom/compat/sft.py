@@ -8,20 +8,18 @@ from typing import Any, final
 
 import numpy as np
 
-from batchloom.batches.assemble import IGNORE
+from batchloom.batches import IGNORE
+from batchloom.compat.array_output import as_asked, check_output
 from batchloom.compat.formatter import Formatter, formatted
-from batchloom.compat.output import as_asked, check_output
-from batchloom.compat.tokenizer import tokenizer_of
+from batchloom.compat.script_tokenizer import tokenizer_of
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.fingerprint import key128
-from batchloom.core.spec import shown, whole
-from batchloom.plan.permute import Permutation
-from batchloom.preparation.direct import Direct, Documents, encode_directly
-from batchloom.sources.hub import find_hub_name
-from batchloom.sources.listing import list_sources
-from batchloom.sources.places import error_of
-from batchloom.sources.rules import ReadRules, Source
+from batchloom.core.settings import shown, whole
+from batchloom.plan import Permutation
+from batchloom.preparation.documents import Direct, Documents, encode_directly
+from batchloom.sources import ReadRules, error_of, list_sources
+from batchloom.sources.files import Source, find_hub_name
 
 _LOG = logging.getLogger("batchloom")
 
@@ -37,7 +35,7 @@ class SFTDataset:
 
     Args:
         path_or_id: a local file or folder, else a data set of the Hub (``org/name``).
-        tokenizer: see :func:`batchloom.compat.tokenizer.tokenizer_of`.
+        tokenizer: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`.
         max_seq_length: tokens of a row at most.
         split: of a data set of the Hub, or of a saved one; a file is its own split, ``train``.
         formatter: see :func:`batchloom.compat.formatter.formatted`.

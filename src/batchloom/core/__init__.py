@@ -1,4 +1,8 @@
-"""What every layer may use: errors, documents, settings, fingerprints."""
+"""Foundations that every other package may use.
+
+Errors, settings, documents, fingerprints, locks and small text helpers. Its modules are its interface:
+import from `batchloom.core.errors` and so on. Read `errors.py` and `document.py` first.
+"""
 
 import lazy_loader
 

@@ -30,9 +30,14 @@ from .errors import (
     record_error as record_error,
 )
 from .fingerprint import canonical as canonical, fingerprint as fingerprint, key128 as key128
-from .keys import GOLDEN as GOLDEN, keyed_hashes as keyed_hashes, mix as mix, mix_int as mix_int
+from .keyed_hashing import (
+    GOLDEN as GOLDEN,
+    keyed_hashes as keyed_hashes,
+    mix as mix,
+    mix_int as mix_int,
+)
 from .locks import lock_alone as lock_alone
-from .media import (
+from .medium import (
     KINDS as KINDS,
     AudioFacts as AudioFacts,
     FrameFacts as FrameFacts,
@@ -40,11 +45,11 @@ from .media import (
     Medium as Medium,
     Seen as Seen,
 )
-from .spec import from_plain as from_plain, to_plain as to_plain
-from .synthetic import (
+from .settings import from_plain as from_plain, to_plain as to_plain
+from .synthetic_data import (
     Synthetic as Synthetic,
     SyntheticSpec as SyntheticSpec,
     parse_synthetic as parse_synthetic,
 )
-from .values import visible as visible
-from .yaml_plain import parse_yaml as parse_yaml, read_yaml as read_yaml
+from .wording import visible as visible
+from .yaml_reader import parse_yaml as parse_yaml, read_yaml as read_yaml

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchloom.core.media import Medium
+from batchloom.core.medium import Medium
 
 
 @dataclass(frozen=True, slots=True)

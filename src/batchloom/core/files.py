@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from batchloom.core.errors import InputError
-from batchloom.core.spec import nearest
+from batchloom.core.settings import nearest
 
 # A scheme of one letter is a drive.
 _URL = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.\-]+):/")

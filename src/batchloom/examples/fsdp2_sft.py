@@ -4,8 +4,7 @@ import os
 from typing import Any
 
 from batchloom import open_store
-from batchloom.adapters.fsdp2_arguments import FSDP2Arguments
-from batchloom.adapters.fsdp2_trainer import FSDP2SFTTrainer
+from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.examples.job import Job, main
 
 

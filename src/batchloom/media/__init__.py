@@ -1,4 +1,7 @@
-"""Images, audio and video: what they are, how long they are in tokens, and what a model is given of them."""
+"""Images, audio and video: their headers, their length in tokens, and the features a model is given.
+
+Read `processor.py` first.
+"""
 
 import lazy_loader
 

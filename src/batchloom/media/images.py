@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
-from batchloom.core.media import ImageFacts
-from batchloom.media.content import Content, Held, edges, opened
-from batchloom.media.limits import MediaLimits
+from batchloom.core.medium import ImageFacts
+from batchloom.media.media_content import Content, Held, edges, opened
+from batchloom.media.media_limits import MediaLimits
 
 # What Pillow's readers raise of files that are not what they begin as.
 _DAMAGED = (

@@ -4,7 +4,7 @@ An MP3 without a Xing, Info or VBRI header does not say how long it is; decoders
 frame for that of all. Frames as ISO/IEC 11172-3 and 13818-3 have them, of layer III.
 """
 
-from batchloom.media.content import Content
+from batchloom.media.media_content import Content
 
 _KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)

@@ -12,12 +12,12 @@ import orjson
 from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError
 from batchloom.core.files import because, nearest_path, read_regular
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.media import KINDS, Kind
-from batchloom.media.agreement import disagreement
-from batchloom.media.asked import Asked
-from batchloom.media.families import Family, PatchGrid
-from batchloom.media.known import Parts, known_family
-from batchloom.media.traits import traits_of
+from batchloom.core.medium import KINDS, Kind
+from batchloom.media.hf_processor import Asked
+from batchloom.media.known_processors import Parts, known_family
+from batchloom.media.model_inputs import traits_of
+from batchloom.media.processor_agreement import disagreement
+from batchloom.media.processor_families import Family, PatchGrid
 
 # All that makes a processor but its tokenizer, in the order in which transformers writes and reads them.
 PROCESSOR_FILES = (

@@ -1,4 +1,8 @@
-"""From lengths to spans by integer arithmetic: no files, clocks, environment or torch."""
+"""The data order: integer arithmetic from document lengths to the rows of every step.
+
+No files, clocks, environment or torch. `packing/` fills sequences, `mixture/` weighs sources, `order/` is the
+plan of a run. docs/order.md is the normative specification.
+"""
 
 import lazy_loader
 

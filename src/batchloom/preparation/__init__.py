@@ -1,4 +1,7 @@
-"""Preparing: from input files to a store, in units and phases that can stop and go on."""
+"""Preparation: from input files to a store, in units and phases that can stop and resume.
+
+`prepare_job.py` is the entry; `prepare_run.py` runs the phases of `phases/` over the units of `units/`.
+"""
 
 import lazy_loader
 

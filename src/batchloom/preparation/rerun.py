@@ -11,23 +11,18 @@ import xxhash
 from batchloom.core.addresses import is_far, is_url, shown
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import absolute, printable, refuse_url
-from batchloom.preparation.recipe import (
+from batchloom.preparation.report import ReportedSource, ReportFacts, read_facts
+from batchloom.preparation.settings import (
     Recipe,
     recipe_differences,
     recipe_fingerprint,
     recipe_plain,
 )
-from batchloom.preparation.report import ReportedSource, ReportFacts, read_facts
-from batchloom.preparation.units import source_hash
-from batchloom.preparation.work import WORK_VERSION, JobFacts, WorkFolder
-from batchloom.sources.listing import Listing, fixed_part
-from batchloom.sources.looks import Seen
-from batchloom.sources.rules import Source
-from batchloom.sources.streams import PartStream
-from batchloom.store.format import MANIFEST_NAME, WORK_NAME
-from batchloom.store.history import GenerationEntry
-from batchloom.store.manifest import Manifest, SourceEntry, read_manifest
-from batchloom.store.writer import writing
+from batchloom.preparation.units import WORK_VERSION, JobFacts, WorkFolder, source_hash
+from batchloom.sources import Listing, PartStream, fixed_part
+from batchloom.sources.files import Seen, Source
+from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, writing
+from batchloom.store.format import GenerationEntry, SourceEntry
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
 _SHOWN = 3

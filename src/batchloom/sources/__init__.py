@@ -1,4 +1,7 @@
-"""Sources: finding input files, cutting them into parts, reading parts as documents."""
+"""Input files: find them, cut them into parts, read the parts as records.
+
+`files/` gives access to bytes, `formats/` turns bytes into records. Read `listing.py` and `part_reader.py` first.
+"""
 
 import lazy_loader
 

@@ -20,39 +20,53 @@ from batchloom.core.addresses import (
 )
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import absolute, because, describe_missing, printable
-from batchloom.core.media import kind_by_name as medium_by_name
-from batchloom.core.spec import nearest
-from batchloom.core.synthetic import NAMES
-from batchloom.sources.archives import Archive
-from batchloom.sources.beginnings import files_ahead, inputs_ahead
-from batchloom.sources.forms import Asked, asked_of, disagreement, fits, retold
-from batchloom.sources.hub import (
-    HubName,
-    find_hub_name,
-    hub_name,
-    keep_copies,
-    list_hub,
-    pin,
-    revision_of,
-    unpinned,
-)
-from batchloom.sources.kept import KEPT
-from batchloom.sources.kinds import Verdict, archive_by_name, kind_by_name, must_look
-from batchloom.sources.labels import Names, paths_and_labels
-from batchloom.sources.link_bounds import LinkBounds
-from batchloom.sources.looks import Seen, archive_sources, judge_as, judge_file
-from batchloom.sources.presets import preset_names
-from batchloom.sources.remote import (
+from batchloom.core.medium import kind_by_name as medium_by_name
+from batchloom.core.settings import nearest
+from batchloom.core.synthetic_data import NAMES
+from batchloom.remote import (
+    KEPT,
     forget_looks,
     has_ranges,
     remote_files,
     remote_glob,
     remote_status,
 )
-from batchloom.sources.rules import Source
-from batchloom.sources.samples import sample_parts
-from batchloom.sources.saved import saved_files, saved_marks, saved_split
-from batchloom.sources.spool import Spool
+from batchloom.sources.files import (
+    Archive,
+    Asked,
+    HubName,
+    LinkBounds,
+    Names,
+    Seen,
+    Source,
+    Spool,
+    Verdict,
+    archive_by_name,
+    archive_sources,
+    asked_of,
+    disagreement,
+    files_ahead,
+    find_hub_name,
+    fits,
+    hub_name,
+    inputs_ahead,
+    judge_as,
+    judge_file,
+    keep_copies,
+    kind_by_name,
+    list_hub,
+    must_look,
+    paths_and_labels,
+    pin,
+    preset_names,
+    retold,
+    revision_of,
+    saved_files,
+    saved_marks,
+    saved_split,
+    unpinned,
+)
+from batchloom.sources.formats import sample_parts
 
 # A folder with this file is a store, which is no text.
 STORE_MARK = "dataset_metadata.json"

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from batchloom.batches.assemble import IGNORE
+from batchloom.batches import IGNORE
 from batchloom.core.errors import SettingsError
-from batchloom.core.spec import shown, whole
-from batchloom.store.reader import Store
+from batchloom.core.settings import shown, whole
+from batchloom.store import Store
 from batchloom.testing.coverage import check_coverage, check_labels
 
 Batch = Mapping[str, Any]

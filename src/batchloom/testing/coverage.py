@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assemble import IGNORE
-from batchloom.store.reader import Store
+from batchloom.batches import IGNORE
+from batchloom.store import Store
 
 Ints = NDArray[np.int64]
 _SHOWN = 3

@@ -15,12 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from batchloom.batches.assemble import IGNORE
-from batchloom.batches.isolation import leaks, takes, token_losses, unknown_id
-from batchloom.batches.loader import Loader
-from batchloom.core.spec import raise_problems, shown, whole
-from batchloom.plan.rows import Rows
-from batchloom.store.reader import Store
+from batchloom.batches import IGNORE, Loader, leaks, takes, token_losses, unknown_id
+from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.plan.packing import Rows
+from batchloom.store import Store
 
 Logits = Callable[[Mapping[str, Any]], Tensor]
 _ROWS = 4

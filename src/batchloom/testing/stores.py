@@ -13,32 +13,35 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import canonical
-from batchloom.store.format import (
-    FORMAT_VERSION,
+from batchloom.store import (
     MANIFEST_NAME,
-    TOKEN_DTYPES,
-    TOKENIZER_NAME,
     WORK_NAME,
-    shard_name,
-    token_dtype,
-)
-from batchloom.store.generations import add_generation, extended, next_part, next_shards
-from batchloom.store.manifest import (
-    Counts,
     Manifest,
     PartEntry,
     ShardEntry,
+    Store,
+    add_generation,
+    extended,
+    manifest_bytes,
+    open_store,
+    read_manifest,
+    write_file,
+)
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    TOKEN_DTYPES,
+    TOKENIZER_NAME,
+    Counts,
+    Origins,
     SourceEntry,
     SubsetEntry,
-    manifest_bytes,
-    read_manifest,
     seal,
+    shard_name,
+    token_dtype,
     tokenizer_entry,
 )
-from batchloom.store.opening import open_store
-from batchloom.store.origins import Origins
-from batchloom.store.reader import Store
-from batchloom.store.writer import LengthsWriter, ShardWriter, make_folder, write_file
+from batchloom.store.maintain import next_part, next_shards
+from batchloom.store.write import LengthsWriter, ShardWriter, make_folder
 from batchloom.tokens import Tokenizer, resolve_tokenizer
 
 Documents = Sequence[Sequence[int]]

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.spec import raise_problems, set_wholes
+from batchloom.core.settings import raise_problems, set_wholes
 from batchloom.text.steps import Clean, Drop
 
 # Elements that make a text HTML; <b> or <i> alone stand in Markdown and comments, too.

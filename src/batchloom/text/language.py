@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.errors import MissingDependencyError
-from batchloom.core.spec import nearest, raise_problems, set_wholes, shown
+from batchloom.core.settings import nearest, raise_problems, set_wholes, shown
 from batchloom.text.steps import Drop
 
 # What a text without letters is: the model would say English, with the probability 0.12.

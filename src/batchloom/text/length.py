@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from batchloom.core.spec import raise_problems, set_wholes
+from batchloom.core.settings import raise_problems, set_wholes
 from batchloom.text.steps import Clean, Drop
 
 _MOST = 1 << 40

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from batchloom.core.spec import raise_problems
+from batchloom.core.settings import raise_problems
 from batchloom.text.steps import Clean
 
 Find = Callable[[str], Iterator[tuple[int, int]]]

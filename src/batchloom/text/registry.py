@@ -7,22 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, SettingsError
-from batchloom.core.spec import from_plain, is_text, nearest, raise_problems, shown, to_plain
+from batchloom.core.settings import from_plain, is_text, nearest, raise_problems, shown, to_plain
 from batchloom.text import (
-    boilerplate,
-    c4,
-    control,
-    fineweb,
-    gopher,
+    control_characters as control,
     html,
     language,
     length,
     mojibake,
-    overlap,
     pii,
-    repetition,
     whitespace,
 )
+from batchloom.text.decontamination import overlap
+from batchloom.text.quality import boilerplate, c4, fineweb, gopher, repetition
 from batchloom.text.steps import Clean, CleanStep
 
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from batchloom.core.spec import raise_problems, set_wholes
+from batchloom.core.settings import raise_problems, set_wholes
 from batchloom.text.steps import Clean
 
 # Category Zs but for the space itself: written out, so that every Python cuts the same.

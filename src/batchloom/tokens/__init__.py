@@ -1,29 +1,8 @@
-"""Tokenizers: text to ids and back, whoever made them, with a fingerprint of what decides ids."""
+"""Tokenizers: text to ids and back, with a fingerprint of everything that decides ids.
 
-from batchloom.tokens.conformance import (
-    EngineChoice,
-    engine_choice,
-    on_engine,
-    verify_control,
-    verify_engine,
-)
-from batchloom.tokens.no_text import NoTokenizer
-from batchloom.tokens.resolve import resolve_tokenizer
-from batchloom.tokens.seam import Engine, Tokenizer
-from batchloom.tokens.state import tokenizer_from_state
-from batchloom.tokens.training import parse_train_spec, train_tokenizer
+Read `tokenizer.py` (the protocol) and `tokenizer_lookup.py` first.
+"""
 
-__all__ = [
-    "Engine",
-    "EngineChoice",
-    "NoTokenizer",
-    "Tokenizer",
-    "engine_choice",
-    "on_engine",
-    "parse_train_spec",
-    "resolve_tokenizer",
-    "tokenizer_from_state",
-    "train_tokenizer",
-    "verify_control",
-    "verify_engine",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

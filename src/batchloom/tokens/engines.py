@@ -10,8 +10,8 @@ import orjson
 from numpy.typing import NDArray
 
 from batchloom.core.errors import TokenizerError
-from batchloom.tokens.definition import Definition, unspeakable
-from batchloom.tokens.seam import refuse_surrogates
+from batchloom.tokens.tokenizer import refuse_surrogates
+from batchloom.tokens.tokenizer_definition import Definition, unspeakable
 
 # tokenizers keeps 100 to 150 bytes for each byte of text it is encoding.
 _REFERENCE_BATCH = 1 << 18

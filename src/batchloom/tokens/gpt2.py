@@ -9,7 +9,7 @@ import orjson
 
 from batchloom.core.errors import TokenizerError
 from batchloom.tokens.byte_level import GPT2_SPLIT, byte_level_json
-from batchloom.tokens.seam import END_OF_TEXT
+from batchloom.tokens.tokenizer import END_OF_TEXT
 
 # sha256 of the published files, as tiktoken states them too.
 _FILES = {

@@ -8,7 +8,7 @@ import orjson
 from numpy.typing import NDArray
 
 from batchloom.tokens.byte_level import byte_alphabet
-from batchloom.tokens.definition import Definition
+from batchloom.tokens.tokenizer_definition import Definition
 
 # Normalizers that leave most texts as they are; the others are seen by the sum of the bytes.
 _GENTLE = frozenset(("NFC",))

@@ -7,7 +7,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchloom.tokens.definition import Definition
 from batchloom.tokens.engines import (
     FastEngine,
     FastEngineError,
@@ -18,7 +17,8 @@ from batchloom.tokens.engines import (
     version_of,
 )
 from batchloom.tokens.id_bytes import id_bytes
-from batchloom.tokens.seam import ChatFormat, Engine, checked_ids
+from batchloom.tokens.tokenizer import ChatFormat, Engine, checked_ids
+from batchloom.tokens.tokenizer_definition import Definition
 
 
 @final
@@ -95,11 +95,11 @@ class JsonTokenizer:
         return self._loaded_reference
 
     def id_bytes(self) -> NDArray[np.int64] | None:
-        """See :class:`~batchloom.tokens.seam.Tokenizer`."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         return id_bytes(self.definition)
 
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> Ids:
-        """See :class:`~batchloom.tokens.seam.Tokenizer`."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         fast = self._fast
         if not isinstance(fast, FastEngine):
             return self.reference.encode(texts, control=control)
@@ -119,15 +119,15 @@ class JsonTokenizer:
         return joined(pieces)
 
     def encode_placed(self, text: str) -> Placed:
-        """See :class:`~batchloom.tokens.seam.Tokenizer`."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         return self.reference.encode_placed(text)
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """See :class:`~batchloom.tokens.seam.Tokenizer`."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         return self.reference.decode(checked_ids(ids, self).tolist())
 
     def state(self) -> dict[str, Any]:
-        """See :class:`~batchloom.tokens.seam.Tokenizer`."""
+        """See :class:`~batchloom.tokens.Tokenizer`."""
         state = {
             "state_version": 1,
             "kind": "tokenizer.json",

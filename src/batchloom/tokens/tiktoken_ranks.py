@@ -12,9 +12,9 @@ from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
 from batchloom.core.files import because, read_regular
-from batchloom.core.spec import nearest
+from batchloom.core.settings import nearest
 from batchloom.tokens.byte_level import GPT2_SPLIT, byte_alphabet, byte_level_json
-from batchloom.tokens.seam import END_OF_TEXT
+from batchloom.tokens.tokenizer import END_OF_TEXT
 
 _MOST_BYTES = 1 << 28
 _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"

@@ -1,4 +1,7 @@
-"""The reference trainer: a small GPT on the batches of a loader, and the demo."""
+"""The reference trainer: a small GPT or a pretrained model on the batches of a loader.
+
+Read `loop.py` first. `data/` opens what a run reads, `model/` builds what it trains.
+"""
 
 import lazy_loader
 

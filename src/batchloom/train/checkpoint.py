@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from batchloom.core.errors import OutputError, PlanError, StateError
 from batchloom.core.fingerprint import broken_link, fingerprint
-from batchloom.train.plain import MOST_OF_RUN, read_object
+from batchloom.train.json_files import MOST_OF_RUN, read_object
 
 PARTIAL = ".partial"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")

@@ -19,21 +19,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, Store
-from batchloom.batches.assemble import Batch
-from batchloom.batches.metrics import Meter
+from batchloom.batches import Batch, Meter
 from batchloom.core.errors import TrainError
-from batchloom.train.build import Model
 from batchloom.train.checkpoint import all_finite, step_of
-from batchloom.train.log import draw_curve
-from batchloom.train.media import given_of, write_processor
-from batchloom.train.memory import memory_explained
-from batchloom.train.model import IGNORED
-from batchloom.train.model_folder import copy_tokenizer
-from batchloom.train.pretrained import Pretrained
-from batchloom.train.requests import Inbox, take_up
+from batchloom.train.data import end_keeping, given_of, streamed, whole_state, write_processor
+from batchloom.train.edit_requests import Inbox, take_up
+from batchloom.train.model import IGNORED, Pretrained, copy_tokenizer, memory_explained
+from batchloom.train.model_build import Model
 from batchloom.train.run import Run, open_folder
-from batchloom.train.settings import OptimSettings, PretrainedSettings
-from batchloom.train.streaming import end_keeping, streamed, whole_state
+from batchloom.train.train_log import draw_curve
+from batchloom.train.train_settings import OptimSettings, PretrainedSettings
 
 
 class Learned(NamedTuple):

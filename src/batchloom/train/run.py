@@ -10,34 +10,33 @@ import torch
 from torch import nn
 
 from batchloom import Loader, Mixture, Plan, Store, open_store
-from batchloom.batches.spec import READ_AS_USUAL, MediaSpec
+from batchloom.batches import MediaSpec
+from batchloom.batches.assembly import READ_AS_USUAL
 from batchloom.core.errors import PlanError, StateError, TrainError
-from batchloom.core.spec import to_plain
-from batchloom.core.values import counted
-from batchloom.train.build import Model, build, outline
+from batchloom.core.settings import to_plain
+from batchloom.core.wording import counted
 from batchloom.train.checkpoint import load_checkpoint
-from batchloom.train.folder import RunFolder
-from batchloom.train.log import RunLog, cut_log
-from batchloom.train.media import holds_media
-from batchloom.train.memory import check_memory
-from batchloom.train.mixture import mixture_lines
-from batchloom.train.model import parameter_groups
-from batchloom.train.model_folder import folder_fingerprint
-from batchloom.train.ranks import Ranks, differing
-from batchloom.train.settings import (
+from batchloom.train.data import (
+    StreamData,
+    StreamRequest,
+    as_store,
+    holds_media,
+    mixture_lines,
+    refuse_other_stream,
+    streamed,
+    tell_stream,
+)
+from batchloom.train.distributed import Ranks, differing
+from batchloom.train.model import check_memory, folder_fingerprint, parameter_groups
+from batchloom.train.model_build import Model, build, outline
+from batchloom.train.run_folder import RunFolder
+from batchloom.train.train_log import RunLog, cut_log
+from batchloom.train.train_settings import (
     MOST_STEPS,
     PretrainedSettings,
     TrainSettings,
     accumulation,
     rank_share,
-)
-from batchloom.train.streaming import (
-    StreamData,
-    StreamRequest,
-    as_store,
-    refuse_other_stream,
-    streamed,
-    tell_stream,
 )
 
 # What a run cannot change half-way: the model, the data and their order.

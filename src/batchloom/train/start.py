@@ -8,21 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from batchloom import DatasetConfig, Mixture
-from batchloom.batches.spec import MediaSpec
+from batchloom.batches import MediaSpec
 from batchloom.core.errors import SettingsError
-from batchloom.core.spec import nearest, raise_problems, shown
+from batchloom.core.settings import nearest, raise_problems, shown
 from batchloom.train.checkpoint import step_of
-from batchloom.train.dataset import dataset_store, order_line, tokenizer_for
-from batchloom.train.folder import RunFolder
-from batchloom.train.generation import begun_on
-from batchloom.train.log import RunLog, Say
+from batchloom.train.data import (
+    StreamOptions,
+    StreamRequest,
+    dataset_store,
+    mixture_begun_on,
+    order_line,
+    stand_in,
+    temporary_store,
+    tokenizer_for,
+)
+from batchloom.train.distributed import Ranks, joined_ranks
 from batchloom.train.loop import Outcome, train
-from batchloom.train.missing import stand_in
-from batchloom.train.mixture import mixture_begun_on
-from batchloom.train.pretrained import longest_row, read_model_config
-from batchloom.train.ranks import Ranks, joined_ranks
+from batchloom.train.model import longest_row, read_model_config
 from batchloom.train.run import set_up
-from batchloom.train.settings import (
+from batchloom.train.run_folder import RunFolder
+from batchloom.train.run_generation import begun_on
+from batchloom.train.train_log import RunLog, Say
+from batchloom.train.train_settings import (
     MOST_STEPS,
     PRETRAINED,
     Bounds,
@@ -34,8 +41,6 @@ from batchloom.train.settings import (
     read_config,
     settings_from,
 )
-from batchloom.train.streaming import StreamOptions, StreamRequest
-from batchloom.train.temporary import temporary_store
 
 DEFAULT_MODEL = "tiny"
 IF_MISSING = ("error", "synthetic")

@@ -5,9 +5,9 @@ from pathlib import Path
 from threading import Event
 from typing import final, get_args
 
-from batchloom.core.spec import nearest, raise_problems, set_wholes, shown
-from batchloom.core.synthetic import NAMES as SYNTHETIC, parse_synthetic
-from batchloom.train.settings import MOST_ROWS, MOST_STEPS, MOST_TOKENS, Overlong
+from batchloom.core.settings import nearest, raise_problems, set_wholes, shown
+from batchloom.core.synthetic_data import NAMES as SYNTHETIC, parse_synthetic
+from batchloom.train.train_settings import MOST_ROWS, MOST_STEPS, MOST_TOKENS, Overlong
 
 HUGGINGFACE, STORE = "huggingface", "store"
 DATASET_TYPES = (*SYNTHETIC, HUGGINGFACE, STORE)

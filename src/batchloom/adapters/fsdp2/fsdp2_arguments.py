@@ -1,0 +1,293 @@
+"""The settings of ``FSDP2SFTTrainer``: Hugging Face's names, and none that is read and not obeyed."""
+
+import dataclasses
+import math
+import os
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from batchloom.core.errors import InputError
+from batchloom.core.settings import is_switch, raise_problems, shown, whole
+
+SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FSDP2Arguments:
+    """Settings under the names, and with the defaults, of ``transformers.TrainingArguments``.
+
+    Attributes:
+        output_dir: of checkpoints (``checkpoint-N``) and ``log.jsonl``.
+        per_device_train_batch_size: sequences of one forward pass of one rank.
+        gradient_accumulation_steps: passes of a step.
+        num_train_epochs: whole passes over the data.
+        max_steps: steps in all, whatever the epochs; -1 for none.
+        learning_rate: the highest.
+        lr_scheduler_type: ``linear``, ``cosine``, ``constant`` or ``constant_with_warmup``.
+        warmup_steps: steps, or below 1 their share of all.
+        weight_decay: of weights with at least two dimensions, so of no norm and no bias.
+        adam_beta1: of AdamW.
+        adam_beta2: of AdamW.
+        adam_epsilon: of AdamW.
+        max_grad_norm: gradients are clipped to it; 0 for none.
+        bf16: forward and backward in bfloat16; weights, their updates and sums of gradients stay as they are.
+        gradient_checkpointing: activations are made again in the backward pass.
+        logging_steps: steps between two lines of the log.
+        save_strategy: ``steps``, or ``no`` for no checkpoints.
+        save_steps: steps between two checkpoints; the last step has one, too.
+        save_total_limit: the newest that are kept; None for all.
+        seed: of the order of the data and of dropout.
+        use_cpu: although there is a GPU.
+        resume_from_checkpoint: as ``train`` takes it.
+        max_length: tokens of a sequence.
+        packing: documents share sequences, without seeing each other; False for one document a sequence.
+
+    A plan that is given has ``num_train_epochs``, ``seed``, ``max_length`` and ``packing`` of its own, and what is set
+    here has to be the same. None sets nothing: without a plan they are 3, 42, 1024 and True then.
+    """
+
+    output_dir: str
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    num_train_epochs: float | None = None
+    max_steps: int = -1
+    learning_rate: float = 5e-5
+    lr_scheduler_type: str = "linear"
+    warmup_steps: float = 0.0
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    bf16: bool = False
+    gradient_checkpointing: bool = False
+    logging_steps: int = 10
+    save_strategy: str = "steps"
+    save_steps: int = 500
+    save_total_limit: int | None = None
+    seed: int | None = None
+    use_cpu: bool = False
+    resume_from_checkpoint: bool | str | None = None
+    max_length: int | None = None
+    packing: bool | None = None
+
+
+# What a plan has too, and what it is where there is none.
+_OF_PLAN: dict[str, Any] = {
+    "num_train_epochs": 3.0,
+    "seed": 42,
+    "max_length": 1024,
+    "packing": True,
+}
+
+# What changes nothing here: this trainer loads, says and starts things in its own way; an evaluation is asked for by
+# eval_strategy, which is refused.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *(
+            "do_train",
+            "do_eval",
+            "do_predict",
+            "eval_steps",
+            "disable_tqdm",
+            "log_level",
+            "log_level_replica",
+        ),
+        *("log_on_each_node", "run_name", "local_rank", "per_device_eval_batch_size"),
+        *("remove_unused_columns", "skip_memory_metrics", "dataset_num_proc"),
+        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
+        *("dataloader_prefetch_factor", "dataloader_multiprocessing_context"),
+        *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
+        # gradient_checkpointing under its later name.
+        "activation_checkpointing",
+    }
+)
+_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
+
+
+def arguments_of(args: Any) -> FSDP2Arguments:
+    """The settings in ``args``, all of which are obeyed.
+
+    Args:
+        args: ``FSDP2Arguments``, ``transformers.TrainingArguments`` or ``trl.SFTConfig``.
+
+    Raises:
+        InputError: it is something else.
+        SettingsError: settings of which this trainer does nothing, or that are wrong; all of them at once.
+    """
+    if isinstance(args, FSDP2Arguments):
+        unset = {name: value for name, value in _OF_PLAN.items() if getattr(args, name) is None}
+        whole = dataclasses.replace(args, **unset)
+        raise_problems(_wrong(whole))
+        return whole
+    theirs = [
+        one
+        for one in type(args).__mro__
+        if one.__module__.split(".")[0] in ("transformers", "trl") and dataclasses.is_dataclass(one)
+    ]
+    if not theirs or not hasattr(args, "per_device_train_batch_size"):
+        raise InputError(
+            "FSDP2SFTTrainer takes args=FSDP2Arguments(output_dir=...), TrainingArguments or SFTConfig, not "
+            f"{shown(args)}."
+        )
+    ours = {field.name for field in dataclasses.fields(FSDP2Arguments)}
+    values = {name: _plain(getattr(args, name)) for name in ours if hasattr(args, name)}
+    # TrainingArguments have neither, and no length is as good as another.
+    values = {"packing": _OF_PLAN["packing"], "max_length": None, **values}
+    # As they have it when nobody says.
+    values["bf16"] = values["bf16"] or False
+    # The later name, where there is one.
+    later = getattr(args, "activation_checkpointing", False)
+    values["gradient_checkpointing"] = values["gradient_checkpointing"] or later
+    made = FSDP2Arguments(**values)
+    raise_problems([*_unheard(args, theirs[0], ours), *_wrong(made)])
+    return made
+
+
+def asked_of_plan(args: Any) -> dict[str, Any]:
+    """The settings that a plan has too, as far as they were set.
+
+    Hugging Face's classes do not tell a default from the same value that was set: it is taken for the default.
+    """
+    ours = isinstance(args, FSDP2Arguments)
+    return {
+        field.name: value
+        for field in dataclasses.fields(args)
+        if field.name in _OF_PLAN
+        and (value := getattr(args, field.name)) is not None
+        and (ours or value != field.default)
+    }
+
+
+def _unheard(args: Any, kind: type, ours: set[str]) -> list[str]:
+    """The settings of which this trainer does nothing, and that are not left as they were."""
+    problems = []
+    for field in dataclasses.fields(kind):
+        value = getattr(args, field.name)
+        if field.name == "optim":
+            if _plain(value) not in _OPTIMIZERS:
+                problems.append(f"optim: {_plain(value)!r} is none of {', '.join(_OPTIMIZERS)}")
+        elif not (field.name in ours or field.name in _WITHOUT_EFFECT or _untouched(field, value)):
+            problems.append(
+                f"{field.name}: FSDP2SFTTrainer does nothing with it, and it is {shown(_plain(value))}; leave it out"
+            )
+    return problems
+
+
+def _untouched(field: Any, value: Any) -> bool:
+    """Whether a setting is what it is when nobody sets it."""
+    default = field.default
+    if default is dataclasses.MISSING:
+        default = None if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if value == default:
+        return True
+    if value is None:
+        return True
+    # TrainingArguments makes objects of some that were not given.
+    if default not in (None, "", "none") or isinstance(value, bool | int | float | str):
+        return False
+    return bool(value == type(value)())
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+# What the numbers that need not be whole may be.
+_MOST = sys.float_info.max
+_AT_LEAST_0 = (0.0, _MOST, "of at least 0")
+_SHARE = (0.0, math.nextafter(1.0, 0.0), "of at least 0 and below 1")
+_NUMBERS = {
+    "num_train_epochs": (-_MOST, _MOST, "that is finite"),
+    "learning_rate": _AT_LEAST_0,
+    "warmup_steps": _AT_LEAST_0,
+    "weight_decay": _AT_LEAST_0,
+    "adam_beta1": _SHARE,
+    "adam_beta2": _SHARE,
+    "adam_epsilon": _AT_LEAST_0,
+    "max_grad_norm": (0.0, _MOST, "of at least 0; 0 is no bound"),
+}
+
+
+def _wrong(args: FSDP2Arguments) -> list[str]:
+    """What is wrong with settings."""
+    wrong = {**_wrong_wholes(args), **_wrong_numbers(args), **_wrong_choices(args)}
+    problems = [f"{name}: {shown(getattr(args, name))} {said}" for name, said in wrong.items()]
+    epochs = args.num_train_epochs or 0
+    if (
+        not {"max_steps", "num_train_epochs"} & wrong.keys()
+        and args.max_steps <= 0
+        and (epochs < 1 or epochs % 1)
+    ):
+        problems.append(
+            f"num_train_epochs: {epochs} is no whole number of at least 1; give max_steps"
+        )
+    if args.lr_scheduler_type == "constant" and "warmup_steps" not in wrong and args.warmup_steps:
+        problems.append(
+            f"warmup_steps: constant has no warm-up and {args.warmup_steps} is asked for; set "
+            "lr_scheduler_type='constant_with_warmup'"
+        )
+    return problems
+
+
+def _wrong_wholes(args: FSDP2Arguments) -> dict[str, str]:
+    """What is said of each setting that is to count and does not."""
+    counts = (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "logging_steps",
+        "save_steps",
+        "save_total_limit",
+        "max_length",
+    )
+    wrong = {
+        name: "is not a whole number of at least 1"
+        for name in counts
+        if not _counts(getattr(args, name), optional=name in ("save_total_limit", "max_length"))
+    }
+    if whole(args.max_steps) is None:
+        wrong["max_steps"] = "is not a whole number; -1 leaves it to num_train_epochs"
+    if args.seed is not None and whole(args.seed) is None:
+        wrong["seed"] = "is not a whole number"
+    return wrong
+
+
+def _wrong_numbers(args: FSDP2Arguments) -> dict[str, str]:
+    """What is said of each setting that is to be a number in a range and is none."""
+    wrong = {}
+    for name, (least, most, said) in _NUMBERS.items():
+        value = getattr(args, name)
+        if value is None and name == "num_train_epochs":
+            continue
+        # Not a number is in no range.
+        fits = isinstance(value, int | float) and least <= value <= most
+        if not fits or isinstance(value, bool):
+            wrong[name] = f"is not an int or float {said}"
+    return wrong
+
+
+def _wrong_choices(args: FSDP2Arguments) -> dict[str, str]:
+    """What is said of each setting that is to be one of some values and is another."""
+    wrong = {
+        name: "is neither True nor False"
+        for name in ("bf16", "gradient_checkpointing", "use_cpu", "packing")
+        if not is_switch(getattr(args, name))
+    }
+    for name, known in (("lr_scheduler_type", SCHEDULES), ("save_strategy", ("steps", "no"))):
+        if getattr(args, name) not in known:
+            wrong[name] = f"is none of {', '.join(known)}"
+    folder: Any = args.output_dir
+    if not isinstance(folder, str | os.PathLike) or not str(folder):
+        wrong["output_dir"] = "names no folder"
+    asked: Any = args.resume_from_checkpoint
+    if not isinstance(asked, bool | str | os.PathLike | None):
+        wrong["resume_from_checkpoint"] = "is neither True, nor False, nor a folder"
+    return wrong
+
+
+def _counts(value: Any, *, optional: bool) -> bool:
+    if value is None:
+        return optional
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

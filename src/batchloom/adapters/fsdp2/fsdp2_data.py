@@ -1,0 +1,229 @@
+"""The loader of ``FSDP2SFTTrainer``: of a store, a mixture, a plan, a loader, or documents in memory."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments
+from batchloom.batches import IGNORE, Loader
+from batchloom.core.errors import InputError, PlanError, SettingsError
+from batchloom.core.settings import raise_problems, shown
+from batchloom.plan import Mixture, Plan
+from batchloom.plan.order import rows_of_rank
+from batchloom.store import Store, open_store, write_file
+from batchloom.store.format import MaskBits, index_bytes
+from batchloom.store.write import write_mask
+
+_HELP = (
+    "Give an open store (batchloom.open_store), a Mixture, a Plan, a Loader, or a list of records "
+    '{"input_ids": [...], "labels": [...]}; batchloom prepare makes a store of texts and conversations'
+)
+
+
+def loader_of(data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_size: int) -> Loader:
+    """The loader of this rank.
+
+    Args:
+        data: what ``FSDP2SFTTrainer`` was given to train on.
+        args: whose sizes have to make the plan's global batch, where it is given.
+        asked: which of them were set that a plan has too (``asked_of_plan``).
+        world_size: of the run.
+
+    Raises:
+        InputError: nothing that can be trained on, or records that are none.
+        SettingsError: ``args`` ask for something else than the plan that is given, or leave out the length of a
+            sequence where none is.
+        PlanError: the sizes of ``args`` do not make the global batch of the plan; names those that do.
+    """
+    micro = args.per_device_train_batch_size
+    size = micro * args.gradient_accumulation_steps * world_size
+    if isinstance(data, Loader):
+        _check_loader(data)
+        _check_plan(data.plan, args, asked, size)
+        rows = rows_of_rank(size, world_size, micro)
+        if data.spec.micro_batch_size not in (None, micro) or rows % micro:
+            raise PlanError(
+                f"The Loader was made with micro_batch_size={data.spec.micro_batch_size} and "
+                f"per_device_train_batch_size is {micro}: make them equal."
+            )
+        return data
+    if isinstance(data, Plan):
+        _check_plan(data, args, asked, size)
+        return Loader(data, micro_batch_size=micro)
+    if not isinstance(data, Store | Mixture):
+        data = _kept(data)
+    if args.max_length is None:
+        raise SettingsError(
+            [
+                "max_length: TrainingArguments have none; give SFTConfig or FSDP2Arguments, or a Plan as train_dataset"
+            ]
+        )
+    limited = args.max_steps > 0
+    return Loader(
+        data,
+        seq_len=args.max_length,
+        global_batch_size=size,
+        packing="best_fit" if args.packing else "none",
+        seed=args.seed or 0,
+        steps=args.max_steps if limited else None,
+        epochs=None if limited else int(args.num_train_epochs or 1),
+        micro_batch_size=micro,
+    )
+
+
+def _check_loader(loader: Loader) -> None:
+    """Refuse a loader whose batches this trainer cannot take as they are."""
+    spec = loader.spec
+    problems = [
+        f"{name}: {have!r} instead of {wanted!r}"
+        for name, have, wanted in (
+            ("form", spec.form, "rows"),
+            ("output", spec.output, "torch"),
+            ("labels", spec.labels, "aligned"),
+            ("uneven", spec.uneven, "refuse"),
+            ("mesh.peers", spec.mesh.peers, 1),
+        )
+        if have != wanted
+    ]
+    if loader.streamed:
+        problems.append("a stream: prepare the data, so that any step can be had again")
+    if problems:
+        raise SettingsError([f"train_dataset is a Loader with {one}" for one in problems])
+
+
+def _check_plan(plan: Plan, args: FSDP2Arguments, asked: Mapping[str, Any], size: int) -> None:
+    """Refuse settings that ask for something else than the plan that is given."""
+    spec = plan.spec
+    epochs = spec.epochs or (None if spec.steps else 1)
+    has: dict[str, tuple[Any, str]] = {
+        "max_length": (spec.seq_len, f"seq_len={spec.seq_len}"),
+        "packing": (spec.packing != "none", f"packing={spec.packing!r}"),
+        "seed": (spec.seed, f"seed={spec.seed}"),
+    }
+    if args.max_steps <= 0:
+        told = f"epochs={epochs}" if epochs else f"steps={spec.steps}"
+        has["num_train_epochs"] = (epochs, told)
+    raise_problems(
+        [
+            f"{name}: {asked[name]} is asked for and the plan has {told}: leave it out, or make another Plan"
+            for name, (value, told) in has.items()
+            if name in asked and asked[name] != value
+        ]
+    )
+    if size != spec.global_batch_size:
+        world = size // (args.per_device_train_batch_size * args.gradient_accumulation_steps)
+        fitting = [
+            f"{micro} x {spec.global_batch_size // world // micro}"
+            for micro in range(1, spec.global_batch_size // world + 1)
+            if spec.global_batch_size % (world * micro) == 0
+        ]
+        raise PlanError(
+            f"per_device_train_batch_size {args.per_device_train_batch_size} x gradient_accumulation_steps "
+            f"{args.gradient_accumulation_steps} x {world} ranks are {size} sequences a step and the plan's "
+            f"global_batch_size is {spec.global_batch_size}: "
+            + (
+                f"give {' or '.join(fitting[-4:])}."
+                if fitting
+                else "use a number of ranks that divides it."
+            )
+        )
+
+
+def _kept(records: Any) -> Store:
+    """Records in memory as a store, in a temporary folder that goes when nobody has the store any more."""
+    if isinstance(records, str | bytes | Mapping) or not (
+        hasattr(records, "__len__") and hasattr(records, "__getitem__")
+    ):
+        raise InputError(f"train_dataset is {shown(records)}. {_HELP}.")
+    if not len(records):
+        raise InputError(f"train_dataset is a {type(records).__name__} without records. {_HELP}.")
+    bits, pieces, lengths = MaskBits(), [], []
+    for number in range(len(records)):
+        ids, trained = _document(records[number], number)
+        bits.append(trained)
+        pieces.append(ids.tobytes())
+        lengths.append(ids.size)
+    folder = tempfile.mkdtemp(prefix="batchloom-")
+    stem = Path(folder) / "records"
+    write_file(stem.with_suffix(".bin"), b"".join(pieces))
+    write_file(stem.with_suffix(".idx"), index_bytes(np.array(lengths, np.uint32), _DTYPE))
+    write_mask(stem, bits)
+    store = open_store(stem)
+    weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
+    return store
+
+
+_DTYPE = np.dtype("<i4")
+_HIGHEST = int(np.iinfo(_DTYPE).max)
+
+# What other trainers read of a record beside its ids and labels, to leave tokens out of the loss or to part documents.
+_NOT_OBEYED = (
+    "assistant_masks",
+    "completion_mask",
+    "label",
+    "label_ids",
+    "loss_mask",
+    "position_ids",
+    "seq_lengths",
+)
+
+
+def _document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """The ids of a record, and which of them are trained."""
+    if not isinstance(record, Mapping) or "input_ids" not in record:
+        raise InputError(f"Record {number} of train_dataset is {shown(record)}. {_HELP}.")
+    ids = _whole_numbers(record["input_ids"])
+    if ids is None or not ids.size or ids.min() < 0 or ids.max() > _HIGHEST:
+        raise InputError(
+            f"input_ids of record {number} of train_dataset are {shown(record['input_ids'])}, no list of token ids "
+            f"from 0 to {_HIGHEST}."
+        )
+    _refuse_not_obeyed(record, number, ids.shape)
+    labels = ids if record.get("labels") is None else _whole_numbers(record["labels"])
+    if labels is None:
+        raise InputError(
+            f"labels of record {number} of train_dataset are {shown(record['labels'])}, no list of tokens or -100."
+        )
+    if labels.shape != ids.shape:
+        raise InputError(
+            f"Record {number} of train_dataset has {ids.size} input_ids and {labels.size} labels: one label a token, "
+            "-100 where there is no loss."
+        )
+    trained = labels != IGNORE
+    if bool((labels[trained] != ids[trained]).any()):
+        place = int(np.flatnonzero(trained & (labels != ids))[0])
+        raise InputError(
+            f"Label {place} of record {number} of train_dataset is {int(labels[place])} and the token is "
+            f"{int(ids[place])}: labels are the tokens themselves (models shift them), or -100."
+        )
+    return ids.astype(_DTYPE), trained
+
+
+def _whole_numbers(values: Any) -> NDArray[Any] | None:
+    """Values as one row of whole numbers; None where they are none."""
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        # Rows of several lengths.
+        return None
+    return found if found.ndim == 1 and found.dtype.kind in "iu" else None
+
+
+def _refuse_not_obeyed(record: Mapping[str, Any], number: int, shape: tuple[int, ...]) -> None:
+    """Refuse what would change the loss of a record elsewhere, and changes nothing here."""
+    found = [name for name in _NOT_OBEYED if record.get(name) is not None]
+    mask = record.get("attention_mask")
+    if mask is not None and not np.array_equal(mask, np.ones(shape)):
+        found.append("attention_mask (of other than a 1 a token)")
+    if found:
+        raise InputError(
+            f"Record {number} of train_dataset has {', '.join(found)}, which FSDP2SFTTrainer does not obey: "
+            "give labels that are -100 where there is no loss, one document a record without padding, and leave the "
+            "rest out."
+        )

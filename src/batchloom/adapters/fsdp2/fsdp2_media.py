@@ -1,0 +1,135 @@
+"""Images and audio for ``FSDP2SFTTrainer``: each pass runs what sees and hears on all ranks or on none."""
+
+from batchloom.adapters.requirements import TORCH, require
+
+require(TORCH)
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from batchloom.batches import IGNORE, Batch, Chosen, Loader, own_masks
+from batchloom.core.errors import InputError
+
+_OF_TOKENS = ("input_ids", "labels", "position_ids", "token_type_ids")
+
+
+@final
+class MediaPasses:
+    """What a model is given of passes that may hold media.
+
+    Sharded layers wait for all ranks. Where one of them holds media in a pass, those without get one more row, a
+    document of the store with its media of which nothing is trained; it adds zeros to their gradients.
+
+    Args:
+        loader: of stores with media.
+        model: to be trained.
+        collated: whether a ``data_collator`` is to make the passes.
+
+    Raises:
+        InputError: it is, or the model is made for other data.
+    """
+
+    def __init__(self, loader: Loader, model: nn.Module, *, collated: bool) -> None:
+        self._examples = Chosen(loader)
+        if collated:
+            raise InputError(
+                "data_collator is given sequences, and the data holds images or audio, which belong to whole passes: "
+                "leave it out."
+            )
+        if not hasattr(model, "config"):
+            raise InputError(
+                f"{type(model).__name__} is no model of transformers, which data with images or audio needs. Write the "
+                "loop: examples/fsdp2.py."
+            )
+        if misfit := self._examples.misfit(model, loader.plan.spec.seq_len):
+            raise InputError(f"The model is {misfit}.")
+        config: Any = model.config
+        self._window: int | None = getattr(config.get_text_config(), "sliding_window", None)
+        self._added: Batch | None = None
+
+    def together(self, parts: Sequence[Batch], device: torch.device) -> list[Batch]:
+        """The passes of a step, with a row more where another rank holds media and this one none; every rank calls it.
+
+        Args:
+            parts: of this rank.
+            device: where ranks talk.
+        """
+        seq_len = parts[0]["input_ids"].shape[1]
+        added = self._row(seq_len)
+        if added is None or not dist.is_initialized():
+            return list(parts)
+        names = [name for name in added if name not in _OF_TOKENS]
+        held = torch.tensor([[name in part for name in names] for part in parts], device=device)
+        there = held.int()
+        dist.all_reduce(there, dist.ReduceOp.MAX)
+        lacking = ((there > 0) & ~held).any(1).tolist()
+        return [
+            more_rows(part, added) if lacks else part
+            for part, lacks in zip(parts, lacking, strict=True)
+        ]
+
+    def masked(self, part: Batch, device: torch.device) -> Batch:
+        """A pass on a device, with the masks that its model needs beside positions."""
+        part.update({name: value.to(device, non_blocking=True) for name, value in part.items()})
+        return own_masks(part, self._window)
+
+    def _row(self, seq_len: int) -> Batch | None:
+        """Untrained rows that hold media of all kinds there are; None where none fit into a row."""
+        if self._added is None or self._added["input_ids"].shape[1] != seq_len:
+            numbers = self._examples.with_media(seq_len)
+            if not numbers:
+                return None
+            self._added = self._examples.batch([[number] for number in numbers], seq_len)
+            self._added["labels"].fill_(IGNORE)
+        return self._added
+
+
+def more_rows(part: Batch, added: Batch) -> Batch:
+    """The rows of one batch, then those of another."""
+    found = {}
+    media = added.cuts.media if added.cuts is not None else {}
+    for name, value in added.items():
+        second = value.to(part["input_ids"].device)
+        first = part.get(name)
+        if name not in media:
+            # Positions in time, height and width have these as their first axis.
+            found[name] = torch.cat((part[name], second), second.ndim - 2)
+        elif first is not None:
+            found[name] = torch.cat(_alike(first, second))
+        elif media[name].axis:
+            # Features that stand by row: of rows without any they are zeros.
+            none = second.new_zeros((len(part["input_ids"]), *second.shape[1:]))
+            found[name] = torch.cat((none, second))
+        else:
+            found[name] = second
+    return Batch(found, part.step, part.origin)
+
+
+def _alike(first: Tensor, second: Tensor) -> list[Tensor]:
+    """Both filled up with zeros to the larger size along all axes but the first."""
+    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
+    return [
+        functional.pad(
+            one,
+            [
+                side
+                for size, have in zip(sizes[::-1], one.shape[:0:-1], strict=True)
+                for side in (0, size - have)
+            ],
+        )
+        for one in (first, second)
+    ]
+
+
+def divided_loss(scores: Tensor, labels: Tensor, count: int) -> Tensor:
+    """The summed loss of a pass over a number; models that see or hear divide theirs by the tokens of a pass."""
+    wanted = functional.pad(labels[:, 1:], (0, 1), value=IGNORE).flatten()
+    total = functional.cross_entropy(
+        scores.flatten(0, 1).float(), wanted, ignore_index=IGNORE, reduction="sum"
+    )
+    return total / count

@@ -1,0 +1,39 @@
+"""The optimizer of ``FSDP2SFTTrainer`` and its learning rate: both functions of the settings and the step."""
+
+import math
+
+import torch
+from torch import nn
+
+from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments
+
+
+def adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
+    """AdamW, without decay of norms and biases."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    decayed = [weight for weight in weights if weight.ndim > 1]
+    others = [weight for weight in weights if weight.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": args.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        args.learning_rate,
+        # torch refuses betas that are ints, and 0 is one.
+        betas=(float(args.adam_beta1), float(args.adam_beta2)),
+        eps=args.adam_epsilon,
+    )
+
+
+def share_of_rate(args: FSDP2Arguments, step: int, steps: int) -> float:
+    """The share of ``learning_rate`` that a step (0 is the first) of so many is made with, as transformers has it."""
+    asked = args.warmup_steps
+    warmup = int(asked) if asked >= 1 else math.ceil(steps * asked)
+    kind = args.lr_scheduler_type
+    if kind != "constant" and step < warmup:
+        return step / max(1, warmup)
+    way = (step - warmup) / max(1, steps - warmup)
+    if kind == "linear":
+        return max(0.0, 1 - way)
+    return max(0.0, 0.5 * (1 + math.cos(math.pi * way))) if kind == "cosine" else 1.0

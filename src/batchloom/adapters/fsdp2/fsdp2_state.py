@@ -1,0 +1,172 @@
+"""FSDP2: layers are sharded; model, optimizer and the loader's place are in one torch.distributed checkpoint.
+
+That is read by any number of ranks, sharded or not. torch keeps the index of such a checkpoint as a pickle: load none
+from people you would not run code of.
+"""
+
+from batchloom.adapters.requirements import TORCH, require
+
+require(TORCH)
+
+import contextlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.optim import Optimizer
+
+from batchloom.adapters.checkpoints import (
+    begin,
+    commit,
+    go_on,
+    newest,
+    step_of,
+    unusable,
+    written_aside,
+)
+from batchloom.batches import Loader
+
+
+def shard(model: nn.Module, *, bf16: bool = False) -> None:
+    """Shard a model's layers and the rest of it over all ranks, with the weights of rank 0; every rank calls it.
+
+    Args:
+        model: on its device; layers are the modules that its ``_no_split_modules`` name.
+        bf16: forward and backward in bfloat16; gradients are summed in float32.
+    """
+    for weight in (*model.parameters(), *model.buffers()):
+        # Ranks that drew their own first weights would each keep a part of another model.
+        dist.broadcast(weight.detach(), 0)
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if bf16
+        else MixedPrecisionPolicy()
+    )
+    kind = next(model.parameters()).device.type
+    mesh = init_device_mesh(kind, (dist.get_world_size(),))
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def layers_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a model of transformers wants kept whole; none where it names none."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return (module for module in model.modules() if type(module).__name__ in names)
+
+
+def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> Path:
+    """Write ``folder/checkpoint-N``; every rank calls it.
+
+    Killed at any moment it leaves the checkpoints before it as they are, and none that is not whole.
+
+    Args:
+        folder: of the run, the same for all ranks.
+        step: N, the steps done.
+        model: sharded or not.
+        optimizer: of its parameters.
+        loader: whose place before that step is kept, whatever it has fetched ahead.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    with written_aside(folder, step) as aside:
+        state = _state(step, model, optimizer, loader)
+        with _quiet():
+            state_dict_saver.save(state, checkpoint_id=aside, no_dist=_alone())
+    return folder / f"checkpoint-{step}"
+
+
+def begin_save(
+    folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader
+) -> Callable[[], Path]:
+    """Copy what :func:`save` writes, and write it beside the training.
+
+    Returns:
+        What waits for the files and gives the checkpoint its name. Every rank calls it, before the next save and at
+        the end.
+    """
+    aside = begin(folder, step)
+    state = _state(step, model, optimizer, loader)
+    written = state_dict_saver.async_save(state, checkpoint_id=aside, no_dist=_alone())
+
+    def finish() -> Path:
+        written.result()  # type: ignore[union-attr] # a response of several futures only with a stager of one's own
+        return commit(aside)
+
+    return finish
+
+
+def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
+    """Go on where a checkpoint was taken, on any number of ranks; every rank calls it.
+
+    Returns:
+        The steps done.
+
+    Raises:
+        StateError: it is of another plan or store (names each field that differs; nothing is changed then), stands
+            before another step than its name says, is of another model or optimizer, or damaged.
+    """
+    step = step_of(checkpoint)
+    place = {"loader": ""}
+    _read(checkpoint, place)
+    try:
+        state = json.loads(place["loader"])
+    except (TypeError, ValueError) as error:
+        raise unusable(checkpoint, error) from error
+    done = go_on(loader, state, checkpoint.name, step)
+    weights, moments = get_state_dict(model, optimizer)
+    _read(checkpoint, {"model": weights, "optimizer": moments})
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    return done
+
+
+def load_newest(folder: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
+    """Go on from the newest whole checkpoint of a folder, or from the start; the steps done.
+
+    Raises:
+        StateError: as :func:`load` does.
+    """
+    found = newest(folder)
+    return load(found, model, optimizer, loader) if found else 0
+
+
+def _state(step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> dict[str, Any]:
+    """What a checkpoint holds; the loader's place is a value, which no step made meanwhile moves."""
+    weights, moments = get_state_dict(model, optimizer)
+    place = json.dumps(loader.state_at(step))
+    return {"model": weights, "optimizer": moments, "loader": place}
+
+
+def _read(checkpoint: Path, wanted: dict[str, Any]) -> None:
+    """Fill a state from a checkpoint."""
+    try:
+        with _quiet():
+            state_dict_loader.load(wanted, checkpoint_id=checkpoint, no_dist=_alone())
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise unusable(checkpoint, first) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise unusable(checkpoint, error) from error
+
+
+def _alone() -> bool:
+    return not dist.is_initialized()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warning that one process is alone, which nothing is wrong with."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield

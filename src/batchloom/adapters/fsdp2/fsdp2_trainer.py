@@ -1,0 +1,441 @@
+"""``FSDP2SFTTrainer``: Hugging Face's manner of training, over FSDP2 and the plan's batches."""
+
+from batchloom.adapters.requirements import TORCH, require
+
+require(TORCH)
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.checkpoints import abandon, all_of, keep, meet, newest, step_of
+from batchloom.adapters.fsdp2 import fsdp2_state as fsdp2
+from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments, arguments_of, asked_of_plan
+from batchloom.adapters.fsdp2.fsdp2_data import loader_of
+from batchloom.adapters.fsdp2.fsdp2_media import MediaPasses, divided_loss
+from batchloom.adapters.fsdp2.fsdp2_optimizer import adamw, share_of_rate
+from batchloom.adapters.isolation_check import refuse_leak
+from batchloom.batches import IGNORE, Batch, Loader, Meter, takes, unknown_id
+from batchloom.core.errors import InputError, PlanError, StateError, TrainError
+from batchloom.store import write_file
+
+# What a collator is given of the sequences of a pass, and what it gives.
+Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
+
+
+class TrainOutput(NamedTuple):
+    """How a run ended; under Hugging Face's names."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+@final
+class FSDP2SFTTrainer:
+    """Trains a model of transformers on the batches of a plan, on one process or sharded over those of torchrun.
+
+    The model's loss is a sum over the trained tokens of a step, over all ranks and passes, divided by their number, so
+    ranks and accumulation change no gradient.
+
+    Args:
+        model: a causal language model; under torchrun its layers are sharded (``_no_split_modules``), after rank 0's
+            weights were given to all. One that is sharded already stays as it is.
+        args: ``FSDP2Arguments``, ``TrainingArguments`` or ``SFTConfig``. What is set in it and not obeyed is refused.
+        train_dataset: an open store, a ``Mixture``, a ``Plan``, a ``Loader``, or records
+            ``{"input_ids": [...], "labels": [...]}`` in memory (labels are the tokens, or -100).
+        data_collator: None for the plan's rows as they are; else it is given the sequences of a pass, each
+            ``{"input_ids", "labels", "position_ids"}`` of [seq_len], padding included; what it returns goes to the
+            model.
+
+    Attributes:
+        args: the settings.
+        loader: of this rank.
+        log_history: the entries of ``log.jsonl`` that this process made.
+
+    Raises:
+        SettingsError, InputError, PlanError: see ``fsdp2_arguments`` and ``fsdp2_data``; or a model that cannot be told
+            what its loss is divided by.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        args: Any,
+        train_dataset: Any,
+        data_collator: Collator | None = None,
+    ) -> None:
+        self.args = arguments_of(args)
+        self.model = model
+        self.data_collator = data_collator
+        self.log_history: list[dict[str, Any]] = []
+        self.device = _device(use_cpu=self.args.use_cpu)
+        self.ranks = _join(self.device)
+        self.loader = loader_of(train_dataset, self.args, asked_of_plan(args), self.ranks)
+        self.media = None
+        if self.loader.holds_media:
+            self.media = MediaPasses(self.loader, model, collated=data_collator is not None)
+        else:
+            _refuse_model(model)
+        if data_collator is None and not takes(model, "position_ids"):
+            raise InputError(
+                f"{type(model).__name__} takes no position_ids: it would let the documents of a row see each other."
+            )
+        self.steps = _steps(self.loader, self.args)
+        if self.args.gradient_checkpointing:
+            # The later name, where there is one.
+            former: Any = getattr(model, "gradient_checkpointing_enable", None)
+            getattr(model, "activation_checkpointing_enable", former)({"use_reentrant": False})
+        self._place_model()
+        self.optimizer = adamw(model, self.args)
+
+    def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:  # noqa: FBT001 - as elsewhere
+        """Do the steps of the run; every rank calls it.
+
+        Args:
+            resume_from_checkpoint: True for the newest checkpoint of ``output_dir``, or the folder of one; None for
+                what ``args`` say. The same number of ranks is not needed.
+
+        Returns:
+            The steps done in all, the mean loss of those done now (nats a trained token) and ``train_runtime`` in
+            seconds.
+
+        Raises:
+            StateError: there is no checkpoint, it is of another plan or model, or a line of the log is damaged.
+            TrainError: ``output_dir`` holds checkpoints and none is to be resumed from, ranks do not read the same, the
+                model has no row for an id or lets packed documents see each other, or a loss is not finite, nor are
+                the weights a checkpoint or the end is of.
+        """
+        began, asked = time.monotonic(), resume_from_checkpoint
+        done = self._resume(self.args.resume_from_checkpoint if asked is None else asked)
+        require_agreement(self.loader)
+        self._begin_log(done)
+        self.model.train()
+        losses: list[float] = []
+        window, meter = _Window(), Meter(self.loader)
+        for batch in meter.over(self.loader):
+            if batch.step >= self.steps:
+                break
+            done = batch.step + 1
+            if not losses:
+                self._refuse_leak(batch)
+            loss, norm, count = self._step(batch)
+            losses.append(loss)
+            window.add(loss, count)
+            meter.step(batch, trained=count)
+            if done % self.args.logging_steps == 0 or done == self.steps:
+                said = window.taken() | {"grad_norm": norm, "origin": batch.origin}
+                self._log(done, said | meter.figures())
+            self._end_of(done)
+        # The group stays: save_model and what a script does with shards need it.
+        meet()
+        mean = sum(losses) / max(1, len(losses))
+        seconds = time.monotonic() - began
+        return TrainOutput(done, mean, {"train_loss": mean, "train_runtime": seconds})
+
+    def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
+        """Write the model as ``save_pretrained`` does, whole, from rank 0; every rank calls it."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(self.model, options=options)
+        if self.loader.spec.rank == 0:
+            place = output_dir or self.args.output_dir
+            self.model.save_pretrained(place, state_dict=weights)  # type: ignore[operator]
+        meet()
+
+    def _place_model(self) -> None:
+        """Bring the model to the device, and shard it where there are several ranks."""
+        if isinstance(self.model, FSDPModule):
+            if self.args.bf16:
+                raise InputError(
+                    "bf16 is asked for and the model is sharded already: give fully_shard a MixedPrecisionPolicy with "
+                    "param_dtype=torch.bfloat16 instead."
+                )
+            return
+        if any(weight.is_meta for weight in self.model.parameters()):
+            raise InputError(
+                "The model has weights without values (device meta): load them before it is trained."
+            )
+        self.model.to(self.device)
+        if self.ranks > 1:
+            fsdp2.shard(self.model, bf16=self.args.bf16)
+
+    def _resume(self, asked: bool | str | None) -> int:  # noqa: FBT001
+        """Go on from the checkpoint that is asked for; the steps done."""
+        folder = Path(self.args.output_dir)
+        found = newest(folder)
+        if not asked:
+            if found is not None and self.args.save_strategy == "steps":
+                raise TrainError(
+                    f"{folder} holds {found.name} of an earlier run: train(resume_from_checkpoint=True) goes on with "
+                    "it; for a new run give another output_dir, or remove the checkpoints."
+                )
+            return 0
+        place = found if asked is True else Path(str(asked))
+        if place is None:
+            raise StateError(
+                f"There is no checkpoint in {folder}: train() begins a run, and saves the first after save_steps "
+                f"{self.args.save_steps}."
+            )
+        if not place.is_dir():
+            raise StateError(
+                f"There is no checkpoint {place}; {folder} has {[one.name for one in all_of(folder)] or 'none'}."
+            )
+        done = fsdp2.load(place, self.model, self.optimizer, self.loader)
+        if self.args.save_strategy == "steps":
+            abandon(folder, step_of(place))
+        return done
+
+    def _step(self, batch: Batch) -> tuple[float, float, int]:
+        """One optimizer step; its loss, the gradient's norm and the tokens trained, over all ranks."""
+        rank, seed = self.loader.spec.rank, self.loader.plan.spec.seed
+        _check_ids(self.model, batch)
+        # Dropout of a step is the same whether or not the run was interrupted before it.
+        torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
+        split = batch.split(self.args.per_device_train_batch_size)
+        if self.media is not None:
+            split = self.media.together(split, self.device)
+        parts = [self._given(part) for part in split]
+        count = self._trained(batch.step, parts)
+        total = torch.zeros((), device=self.device)
+        for part in parts:
+            with self._precision():
+                loss = self._loss(part, max(1, count))
+            # FSDP takes the mean over ranks where the sum is meant.
+            (loss * self.ranks).backward()
+            total += loss.detach()
+        mean = _summed(total).item()
+        # Without a bound this is the norm alone.
+        norm = nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.args.max_grad_norm or math.inf
+        )
+        norm_value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if not (math.isfinite(mean) and math.isfinite(norm_value)):
+            raise TrainError(
+                f"The loss of step {batch.step} is {mean} and the norm of its gradient {norm_value}: lower "
+                f"learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest checkpoint."
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.args.learning_rate * share_of_rate(self.args, batch.step, self.steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return mean, norm_value, count
+
+    def _loss(self, part: dict[str, Any], count: int) -> Any:
+        """The loss of a pass, summed and divided by the trained tokens of the step."""
+        if self.media is None:
+            return self.model(**part, use_cache=False, num_items_in_batch=count).loss
+        given = {name: value for name, value in part.items() if name != "labels"}
+        return divided_loss(self.model(**given, use_cache=False).logits, part["labels"], count)
+
+    def _refuse_leak(self, batch: Batch) -> None:
+        """Refuse a model that lets packed documents see each other; a collator may keep them apart by itself."""
+        if self.data_collator is not None:
+            return
+        _check_ids(self.model, batch)
+
+        def collate(parts: list[Batch]) -> dict[str, Any]:
+            return {**self._given(parts[0]), "use_cache": False}
+
+        rows, half = self.args.per_device_train_batch_size, self.args.bf16
+        with self._precision():
+            refuse_leak(self.model, self.loader, collate, rows, half=half)
+        if isinstance(self.model, FSDPModule):
+            # Without a backward pass the root keeps its weights whole.
+            self.model.reshard()
+
+    def _given(self, part: Batch) -> dict[str, Any]:
+        """What the model is called with in a pass."""
+        given: Mapping[str, Any] = (
+            part if self.media is None else self.media.masked(part, self.device)
+        )
+        if self.data_collator is not None:
+            rows = len(part["input_ids"])
+            given = self.data_collator(
+                [{name: value[row] for name, value in part.items()} for row in range(rows)]
+            )
+            mask, packing = given.get("attention_mask"), self.loader.plan.spec.packing
+            if mask is not None and mask.ndim == 2 and packing != "none":
+                raise InputError(
+                    f"data_collator gives an attention_mask of {list(mask.shape)} and rows are packed ({packing}): "
+                    "their documents would see each other. Set packing=False, or leave the mask out."
+                )
+        return {
+            name: value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
+            for name, value in given.items()
+        }
+
+    def _trained(self, step: int, parts: list[dict[str, Any]]) -> int:
+        """Tokens with a loss in a step, over all ranks."""
+        if self.data_collator is None:
+            return self.loader.trained_tokens(step)
+        here = sum(int((part["labels"][..., 1:] != IGNORE).sum()) for part in parts)
+        if here > (most := self.loader.tokens(step)):
+            raise InputError(
+                f"data_collator gives labels to {here:,} places of step {step} on rank {self.loader.spec.rank}, which "
+                f"has {most:,} tokens: padding would be trained. Give labels of -100 where the plan has them."
+            )
+        return int(_summed(torch.tensor(here, device=self.device)))
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        """Autocast, where no shards are cast."""
+        if self.args.bf16 and not isinstance(self.model, FSDPModule):
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def _begin_log(self, done: int) -> None:
+        """Have a log that ends with the steps done."""
+        if self.loader.spec.rank == 0:
+            log = self._log_file
+            log.parent.mkdir(parents=True, exist_ok=True)
+            write_file(log, b"".join(_lines(log, done)))
+        self.log_history = []
+
+    def _log(self, step: int, said: dict[str, Any]) -> None:
+        lr = self.optimizer.param_groups[0]["lr"]
+        entry = {"step": step, "lr": lr, **said}
+        self.log_history.append(entry)
+        if self.loader.spec.rank == 0:
+            with self._log_file.open("a") as log:
+                log.write(json.dumps(entry) + "\n")
+
+    @property
+    def _log_file(self) -> Path:
+        return Path(self.args.output_dir) / "log.jsonl"
+
+    def _end_of(self, step: int) -> None:
+        """Write a checkpoint where one is due."""
+        last = step == self.steps
+        due = self.args.save_strategy == "steps" and (step % self.args.save_steps == 0 or last)
+        if due or last:
+            self._refuse_not_finite(step)
+        if due:
+            folder = Path(self.args.output_dir)
+            fsdp2.save(folder, step, self.model, self.optimizer, self.loader)
+            if self.args.save_total_limit:
+                keep(folder, self.args.save_total_limit)
+
+    def _refuse_not_finite(self, step: int) -> None:
+        """Refuse what an update left not finite, of which the loss before it says nothing; every rank calls it."""
+        moments = (one for state in self.optimizer.state.values() for one in state.values())
+        wrong = torch.zeros((), device=self.device)
+        for held in (*self.model.parameters(), *moments):
+            # On a GPU none of them is waited for but the sum.
+            here = held.to_local() if isinstance(held, DTensor) else held
+            wrong += (~here.detach().isfinite()).any().to(self.device)
+        if _summed(wrong).item():
+            raise TrainError(
+                f"After step {step - 1} weights or the optimizer's moments are not finite, and no checkpoint is "
+                f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest "
+                "checkpoint."
+            )
+
+
+@final
+class _Window:
+    """What is told of the steps since the last line of the log."""
+
+    def __init__(self) -> None:
+        self._loss, self._tokens, self._steps = 0.0, 0, 0
+
+    def add(self, loss: float, tokens: int) -> None:
+        """Note a step."""
+        self._loss, self._tokens, self._steps = (
+            self._loss + loss,
+            self._tokens + tokens,
+            self._steps + 1,
+        )
+
+    def taken(self) -> dict[str, Any]:
+        """Mean loss and trained tokens of the steps; begins anew."""
+        said = {"loss": self._loss / max(1, self._steps), "tokens": self._tokens}
+        self._loss, self._tokens, self._steps = 0.0, 0, 0
+        return said
+
+
+def _lines(log: Path, done: int) -> list[bytes]:
+    """The lines of a log up to a step; the last is left out where a kill tore it."""
+    kept = []
+    for number, line in (
+        enumerate(log.read_bytes().splitlines(keepends=True), 1) if log.is_file() else ()
+    ):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise StateError(
+                f"Line {number} of {log} is none of a log: {line[:60]!r}. Delete it, or the whole log: a run goes on "
+                "without."
+            ) from error
+        if step <= done:
+            kept.append(line)
+    return kept
+
+
+def _check_ids(model: nn.Module, batch: Batch) -> None:
+    """Refuse ids the model has no row for."""
+    if (unknown := unknown_id(model, batch["input_ids"])) is not None:
+        number, rows = unknown
+        raise TrainError(
+            f"Step {batch.step} of {batch.origin} holds id {number} and the model has rows for {rows}, from 0: "
+            "give the model the data was made for, or enlarge it (resize_token_embeddings)."
+        )
+
+
+def _steps(loader: Loader, args: FSDP2Arguments) -> int:
+    """Steps of the whole run."""
+    steps = len(loader)
+    if args.max_steps > steps:
+        raise PlanError(
+            f"max_steps {args.max_steps} are asked for and the plan has {steps}: make it with steps={args.max_steps}, "
+            "or with more epochs."
+        )
+    return args.max_steps if args.max_steps > 0 else steps
+
+
+def _refuse_model(model: nn.Module) -> None:
+    """Refuse a model whose loss cannot be divided by the tokens of a whole step."""
+    named = getattr(model, "accepts_loss_kwargs", None)
+    if not (takes(model, "num_items_in_batch") if named is None else named):
+        raise InputError(
+            f"{type(model).__name__} does not take num_items_in_batch: its loss would be divided by the tokens of one "
+            "pass of one rank, not by those of the step. Use a causal language model of transformers, or write the "
+            "loop: examples/fsdp2.py."
+        )
+
+
+def _device(*, use_cpu: bool) -> torch.device:
+    if use_cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(device: torch.device) -> int:
+    """Be one of the launcher's processes; how many there are."""
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _summed(value: Tensor) -> Tensor:
+    """The sum of a number over all ranks."""
+    if dist.is_initialized():
+        dist.all_reduce(value)
+    return value

@@ -1,0 +1,267 @@
+"""How a Hugging Face trainer deals a plan's rows, and which of its settings would deal them otherwise."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchloom.adapters.requirements import TRL, require
+from batchloom.batches import Batch, Loader
+from batchloom.core.errors import TrainError
+from batchloom.plan.order import DATA_PARALLEL, divisors
+
+Form = Callable[[Batch], Mapping[str, Any]]
+
+
+class Collator:
+    """Gives the model the micro-batch the dataset made; its one item is that already."""
+
+    def __init__(self, form: Form | None = None) -> None:
+        self._form = form
+
+    def __call__(self, items: Sequence[Batch]) -> dict[str, Any]:
+        """The micro-batch, in the form that was asked for."""
+        if len(items) != 1 or not isinstance(items[0], Batch):
+            raise TrainError(
+                f"The collator was given {len(items)} rows of {type(items[0]).__name__} and takes a micro-batch of "
+                "this adapter's dataset: give parts.dataset (parts.eval_dataset) and parts.collator together."
+            )
+        return dict(items[0] if self._form is None else self._form(items[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """How a trainer deals a dataset that is read in order: batch after batch, to one rank after the other.
+
+    Attributes:
+        batch_size: rows of a micro-batch.
+        accumulation: micro-batches of a step on a rank.
+        rank: this process.
+        world_size: all of them.
+    """
+
+    batch_size: int
+    accumulation: int
+    rank: int
+    world_size: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step, over all ranks."""
+        return self.batch_size * self.accumulation * self.world_size
+
+    def part(self, number: int) -> tuple[int, int, int]:
+        """(step, micro-batch, row in it) of the row of a number in the dataset.
+
+        Raises:
+            TrainError: it is dealt to another rank.
+        """
+        batch, row = divmod(number, self.batch_size)
+        turn, rank = divmod(batch, self.world_size)
+        if rank != self.rank:
+            raise TrainError(
+                f"Row {number} is for rank {rank} of {self.world_size}, and rank {self.rank} asks for it. {_DEALT}"
+            )
+        step, micro = divmod(turn, self.accumulation)
+        return step, micro, row
+
+    def batch(self, numbers: Sequence[int]) -> tuple[int, int]:
+        """(step, micro-batch) of the rows that a trainer asks for at once.
+
+        Raises:
+            TrainError: they are not such a micro-batch, or another rank's.
+        """
+        step, micro, row = self.part(numbers[0])
+        if row or list(numbers) != list(range(numbers[0], numbers[0] + self.batch_size)):
+            shown = ", ".join(map(str, numbers[:4]))
+            raise TrainError(
+                f"The trainer asks for rows {shown}, ... ({len(numbers)}) at once, and {self.batch_size} in order make "
+                f"a micro-batch of the plan. {_DEALT}"
+            )
+        return step, micro
+
+
+_DEALT = (
+    "The plan has shuffled and dealt already: train_sampling_strategy='sequential', and no sampler, dispatching or "
+    "splitting of batches beside it."
+)
+
+
+def dealing_of(args: Any, loader: Loader, *, evaluation: bool = False) -> Dealing:
+    """How these arguments have the rows of a loader dealt."""
+    place = (loader.spec.rank, loader.spec.world_size)
+    if evaluation:
+        return Dealing(args.eval_batch_size, 1, *place)
+    return Dealing(args.train_batch_size, args.gradient_accumulation_steps, *place)
+
+
+def problems_of(args: Any, loader: Loader) -> list[str]:
+    """Why a trainer with these arguments would not train on the plan of a loader, each with its remedy."""
+    return [
+        *_loader_problems(args, loader, "loader"),
+        *_order_problems(args),
+        *_size_problems(args, loader),
+        *_step_problems(args, loader),
+        *_sft_problems(args),
+    ]
+
+
+def evaluation_problems(args: Any, loader: Loader) -> list[str]:
+    """Why a trainer with these arguments would not evaluate on the plan of a loader."""
+    problems = _loader_problems(args, loader, "evaluation")
+    if not loader.plan.has_step(0):
+        problems.append(_nothing("evaluation", loader))
+    rows = _rows(loader)
+    if rows is not None and rows != args.eval_batch_size:
+        problems.append(
+            f"per_device_eval_batch_size: {args.eval_batch_size} rows of a rank and the loader of the evaluation has "
+            f"{rows}: give its Loader global_batch_size={args.eval_batch_size * args.world_size}, or "
+            f"per_device_eval_batch_size={rows}"
+        )
+    return problems
+
+
+def _loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
+    spec = loader.spec
+    problems = []
+    if (spec.rank, spec.world_size) != (args.process_index, args.world_size):
+        problems.append(
+            f"{name}: is of rank {spec.rank} of {spec.world_size}, and the trainer's process is {args.process_index} "
+            f"of {args.world_size}: make the TrainingArguments first, which start torch.distributed, and then the "
+            "Loader, without rank= and world_size="
+        )
+    if spec.labels != "aligned":
+        problems.append(
+            f"{name}: labels={spec.labels!r}; models of transformers shift by themselves: labels='aligned'"
+        )
+    if loader.holds_media:
+        problems += _media_problems(args, loader, name)
+    if spec.output != "torch":
+        problems.append(f"{name}: output={spec.output!r}; the trainer takes tensors: 'torch'")
+    mesh = getattr(args, "parallelism_config", None)
+    split = mesh is not None and mesh.tp_size * mesh.cp_size * mesh.sp_size > 1
+    if spec.mesh != DATA_PARALLEL or split:
+        problems.append(
+            f"{name}: tensor and context parallelism are not translated: data-parallel ranks only"
+        )
+    return problems
+
+
+def _media_problems(args: Any, loader: Loader, name: str) -> list[str]:
+    """What does not go with images and audio."""
+    problems = []
+    if loader.spec.form != "rows":
+        problems.append(f"{name}: form={loader.spec.form!r}; with images or audio form='rows'")
+    if args.world_size == 1:
+        return problems
+    sharded = "layers that are sharded wait for ranks whose pass holds no image or audio"
+    if args.fsdp or args.deepspeed:
+        which = "fsdp" if args.fsdp else "deepspeed"
+        problems.append(
+            f"{which}: {sharded}: leave it out (DDP), or take FSDP2SFTTrainer, which has all ranks run them"
+        )
+    found = args.ddp_find_unused_parameters
+    if not (found or (found is None and not args.gradient_checkpointing)):
+        problems.append(
+            f"ddp_find_unused_parameters: {found}; a pass may hold no image or audio, and other ranks would wait for "
+            "gradients of what sees or hears: True"
+        )
+    return problems
+
+
+# Of the trainer's settings what the plan has decided already: the value that leaves it alone, and why.
+_SETTINGS: dict[str, tuple[object, str]] = {
+    "train_sampling_strategy": (
+        "sequential",
+        "the plan has shuffled already, and groups by length if asked (Loader(group_by_length=True))",
+    ),
+    "dataloader_drop_last": (
+        False,
+        "the plan says what becomes of the last step (Loader(last='drop'))",
+    ),
+    "dataloader_in_order": (True, "batches would come in another order every time"),
+    "auto_find_batch_size": (False, "the sizes of a step are the plan's"),
+    "restore_callback_states_from_checkpoint": (
+        False,
+        "the callback would be made anew without its loader",
+    ),
+    "use_cache": (False, "with a cache the documents of a packed row see each other"),
+}
+
+
+def _order_problems(args: Any) -> list[str]:
+    found = [
+        f"{name}: {getattr(args, name)!r}; {why}: {name}={wanted!r}"
+        for name, (wanted, why) in _SETTINGS.items()
+        if getattr(args, name, wanted) != wanted
+    ]
+    found += [
+        f"accelerator_config.{name}: True deals rows otherwise than the plan: leave it unset"
+        for name in ("dispatch_batches", "split_batches")
+        if getattr(args.accelerator_config, name)
+    ]
+    if args.world_size > 1 and not args.average_tokens_across_devices:
+        weight = "False makes a token's weight that of its rank: leave it True"
+        found.append(f"average_tokens_across_devices: {weight}")
+    return found
+
+
+def _rows(loader: Loader) -> int | None:
+    """Rows of every step of a rank; None where edits change them."""
+    found = {loader.share_at(stretch.step).rows for stretch in loader.plan.course.stretches}
+    return None if len(found) > 1 else found.pop()
+
+
+def _size_problems(args: Any, loader: Loader) -> list[str]:
+    rows = _rows(loader)
+    if rows is None:
+        fact = "its edits change global_batch_size, and a trainer has one for the whole run"
+        return [f"loader: {fact}: edit the rest only"]
+    each, passes = args.train_batch_size, args.gradient_accumulation_steps
+    if each * passes == rows:
+        return []
+    fitting = ", ".join(f"{size} x {rows // size}" for size in divisors(rows))
+    made, wanted = each * passes * args.world_size, loader.plan.spec.global_batch_size
+    fact = (
+        f"{each} rows x gradient_accumulation_steps {passes} x {args.world_size} ranks make {made} a step, and the "
+        f"plan has global_batch_size {wanted}; rows x steps that would do: {fitting}"
+    )
+    return [f"per_device_train_batch_size: {fact}; or Loader(global_batch_size={made})"]
+
+
+def _step_problems(args: Any, loader: Loader) -> list[str]:
+    steps = len(loader)
+    if not steps:
+        return [_nothing("loader", loader)]
+    if args.max_steps > steps:
+        more = "Loader(epochs=...) or Loader(steps=...) for more"
+        return [f"max_steps: {args.max_steps}, and the plan has {steps}: at most {steps}; {more}"]
+    if args.max_steps <= 0 and args.num_train_epochs > 1:
+        remedy = "num_train_epochs=1, and Loader(epochs=...), whose epochs each have an order of their own"
+        return [
+            f"num_train_epochs: {args.num_train_epochs} would give the same steps again: {remedy}"
+        ]
+    return []
+
+
+def _nothing(name: str, loader: Loader) -> str:
+    size = loader.plan.spec.global_batch_size
+    return (
+        f"{name}: the documents make no step of {size} sequences, and last='drop' leaves out what does not fill one: "
+        "last='fill', or a smaller global_batch_size"
+    )
+
+
+def _sft_problems(args: Any) -> list[str]:
+    """What of an ``SFTConfig`` would change rows that are ready."""
+    if not hasattr(args, "dataset_kwargs"):
+        return []
+    require(TRL)
+    found = [
+        f"{name}: True, and the loader has packed already: {name}=False"
+        for name in ("packing", "padding_free", "eval_packing")
+        if getattr(args, name, False)
+    ]
+    if not (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
+        remedy = "dataset_kwargs={'skip_prepare_dataset': True}"
+        found.append(f"dataset_kwargs: SFTTrainer would prepare rows that are ready: {remedy}")
+    return found

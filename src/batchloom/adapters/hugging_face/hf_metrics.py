@@ -1,0 +1,61 @@
+"""Figures of a run under a Hugging Face trainer, at the steps it logs.
+
+meter = Meter(loader)
+Trainer(..., callbacks=[parts.callback, FiguresCallback(meter, to_jsonl("out/metrics.jsonl"))])
+"""
+
+from batchloom.adapters.requirements import TORCH, TRANSFORMERS, require
+
+require(TORCH, TRANSFORMERS)
+
+from typing import Any, final
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from batchloom.adapters.logging import Send
+from batchloom.batches import Meter
+
+
+@final
+class FiguresCallback(TrainerCallback):  # type: ignore[misc]  # types of transformers are not read
+    """Counts the trainer's steps with a meter, and sends its figures whenever the trainer logs its loss.
+
+    Evaluations and checkpoints are no part of a step's time. How long data was waited for is not known here: the
+    trainer fetches by itself. Every rank counts, and rank 0 sends.
+
+    Args:
+        meter: of the loader that the trainer's parts were made of.
+        send: takes (figures, step); see ``batchloom.adapters.logging``.
+    """
+
+    def __init__(self, meter: Meter, send: Send) -> None:
+        self._meter, self._send = meter, send
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Begin the clock."""
+        self._meter.begin()
+
+    on_evaluate = on_save = on_train_begin
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - theirs
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        **_: Any,
+    ) -> None:
+        """Count a step."""
+        self._meter.step(state.global_step - 1)
+
+    def on_log(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - theirs
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        *,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Send the figures of the steps since the last log."""
+        if "loss" in (logs or {}) and state.is_world_process_zero:
+            self._send(self._meter.figures(), state.global_step)

@@ -1,0 +1,291 @@
+"""The objects a Hugging Face trainer is given; ``adapters.hugging_face`` makes them."""
+
+from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require
+
+require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
+
+from collections.abc import Iterator
+from typing import Any, NoReturn, cast, final
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.hugging_face.hf_dealing import Collator, Dealing, dealing_of, problems_of
+from batchloom.adapters.hugging_face.hf_weights import refuse_other_weights, weights_kept
+from batchloom.adapters.isolation_check import refuse_leak, scores_of
+from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.batches import IGNORE, Batch, Loader
+from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
+from batchloom.core.settings import shown, whole
+from batchloom.core.wording import counted
+
+
+@final
+# SFTTrainer takes no other class.
+class PlannedRows(datasets.Dataset):  # type: ignore[misc]
+    """The rows of all steps, numbered in the order in which a trainer deals them.
+
+    A process reads the rows of its own rank, a micro-batch at a time, in any number of workers.
+
+    Args:
+        loader: of this process.
+        dealing: how the trainer deals.
+
+    Attributes:
+        dealing: likewise.
+    """
+
+    def __init__(self, loader: Loader, dealing: Dealing) -> None:
+        names = ("input_ids", "labels", "position_ids")
+        super().__init__(pa.table({name: pa.array([], pa.list_(pa.int64())) for name in names}))
+        self.dealing = dealing
+        self.begin(loader, 0)
+
+    def begin(self, loader: Loader, first: int) -> None:
+        """Give the plan as it is now, from a step on."""
+        self._steps, self._first = LoaderDataset(loader), first
+        self._kept: tuple[int, Batch] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}
+
+    def __len__(self) -> int:
+        return (len(self._steps) - self._first) * self.dealing.rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all steps."""
+        return len(self)
+
+    def _batch(self, step: int) -> Batch:
+        """The rank's rows of a step, of which the last is kept: its micro-batches come one after the other."""
+        if self._kept is None or self._kept[0] != step:
+            self._kept = step, self._steps[self._first + step]
+        return self._kept[1]
+
+    def __getitems__(self, keys: list[int]) -> list[Batch]:
+        """The micro-batch of these rows, as one item."""
+        step, micro = self.dealing.batch(keys)
+        return [self._batch(step).split(self.dealing.batch_size)[micro]]
+
+    def __getitem__(self, key: Any) -> Batch:
+        """A row of this rank as a batch of one.
+
+        Raises:
+            InputError: a column is asked for, which rows that are read one by one do not have.
+        """
+        number = whole(key)
+        if number is None:
+            raise InputError(f"Rows of a plan are taken by their numbers, not by {shown(key)}.")
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        step, micro, row = self.dealing.part(number)
+        return self._batch(step).split(1)[micro * self.dealing.batch_size + row]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """This rank's rows, in the order in which they are trained."""
+        for step in range(len(self._steps) - self._first):
+            yield from self._batch(step).split(1)
+
+    def remove_columns(self, column_names: object, new_fingerprint: object = None) -> "PlannedRows":
+        """The same rows: they hold what models take, and a trainer asks for this whatever it would remove."""
+        del column_names, new_fingerprint
+        return self
+
+    def _refuse(self) -> NoReturn:
+        raise InputError(
+            "Rows of a plan are read when they are trained, and changed by nothing: change the settings of the Loader "
+            "or the store. For SFTTrainer give dataset_kwargs={'skip_prepare_dataset': True}."
+        )
+
+    map = filter = select = shuffle = sort = shard = train_test_split = property(_refuse)
+
+
+@final
+class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # types of transformers are not read
+    """Keeps the loader's state in ``trainer_state.json``, and goes on with it.
+
+    What is kept belongs to the steps that were trained, whatever was fetched ahead. Before the first step it finds out
+    whether the ranks agree, whether a checkpoint is of this plan, and whether the model keeps documents apart.
+
+    Args:
+        loader: of this process.
+        dataset: that the trainer has to be given.
+        collator: likewise.
+
+    Attributes:
+        first: the step that training began with, this time.
+    """
+
+    def __init__(self, loader: Loader, dataset: PlannedRows, collator: Collator) -> None:
+        self._loader, self._dataset, self._collator = loader, dataset, collator
+        self._trained: TrainerState | None = None
+        self._model: Any = None
+        self._edits = loader.plan.edits
+        self.first = 0
+
+    def state(self) -> dict[str, Any]:
+        """What the trainer writes into its checkpoints: plain JSON values."""
+        done = self._trained.global_step if self._trained else 0
+        kept = {"loader": self._loader.state_at(done)}
+        if self._model is not None:
+            kept["weights"] = weights_kept(self._model)
+        return {"args": {}, "attributes": kept}
+
+    def on_init_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - theirs
+        state: TrainerState,  # noqa: ARG002
+        control: TrainerControl,  # noqa: ARG002
+        *,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        """Turn the model's cache off, for a run that only evaluates, too."""
+        disable_cache(model)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002 - theirs
+        *,
+        model: Any = None,
+        train_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        """Find out whether the trainer will train on the plan, and go on where its checkpoint stands.
+
+        Raises:
+            SettingsError: settings that changed since the parts were made.
+            StateError: the checkpoint is of another plan (names each field that differs), or has no state.
+            TrainError: another dataset or collator, sizes that changed since the parts were made, ranks that differ, a
+                model that lets documents see each other, or has not the weights of the checkpoint.
+        """
+        if problems := problems_of(args, self._loader):
+            raise SettingsError(problems)
+        # The model may be another than at the trainer's beginning.
+        disable_cache(model)
+        rows, collate = train_dataloader.dataset, train_dataloader.collate_fn
+        if rows is not self._dataset or collate is not self._collator:
+            names = " and ".join(type(one).__name__ for one in (rows, collate))
+            raise TrainError(
+                f"The trainer has {names}: give it train_dataset=parts.dataset and data_collator=parts.collator "
+                "of the same parts as the callback."
+            )
+        now, made = dealing_of(args, self._loader), self._dataset.dealing
+        if now != made:
+            raise TrainError(
+                f"The trainer's arguments have {now.batch_size} rows x gradient_accumulation_steps {now.accumulation}, "
+                f"and its parts were made for {made.batch_size} x {made.accumulation}: make parts and trainer anew."
+            )
+        # The trainer counts in it, and makes no other while it trains.
+        self._trained, self.first = state, state.global_step
+        if self.first:
+            self._resume(state, model)
+        self._model = model
+        # Without skipping the trainer begins at row 0, which is that of the step it stands at then.
+        self._dataset.begin(self._loader, self.first if args.ignore_data_skip else 0)
+        self._edits = self._loader.plan.edits
+        require_agreement(self._loader, also={"max_steps": state.max_steps})
+        refuse_leak(
+            model,
+            self._loader,
+            self._collator,
+            args.train_batch_size,
+            half=args.bf16 or args.fp16,
+        )
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Refuse to go on beside a plan that has changed.
+
+        Raises:
+            TrainError: the loader was edited since training began: rows are read ahead, by other processes too.
+        """
+        edits = self._loader.plan.edits
+        if edits != self._edits:
+            raise TrainError(
+                f"The loader has {counted(len(edits), 'edit')} and had {len(self._edits)} when training began, and the "
+                "trainer reads the plan of then: edit before trainer.train(), also when it goes on from a checkpoint."
+            )
+
+    def _resume(self, state: TrainerState, model: Any) -> None:
+        kept = cast("dict[str, Any]", state.stateful_callbacks).get(type(self).__name__)
+        kept = kept.get("attributes") if isinstance(kept, dict) else None
+        if not isinstance(kept, dict) or "loader" not in kept:
+            raise StateError(
+                f"The checkpoint of step {self.first} holds no state of a loader: it was made without parts.callback, "
+                "so nobody knows what it was trained on. Take one made with it, or start without."
+            )
+        self._loader.load_state_dict(kept["loader"])
+        if self._loader.next_step != self.first:
+            raise StateError(
+                f"The checkpoint is of step {self.first} and its loader's state of step {self._loader.next_step}; "
+                "it was changed by hand."
+            )
+        refuse_other_weights(model, kept.get("weights"), self.first)
+
+
+@final
+class TokenLoss:
+    """Cross-entropy summed over the trained tokens, divided by their number in the step on all ranks.
+
+    Args:
+        smoothing: ``label_smoothing_factor``, which a trainer leaves to a loss that it is given.
+    """
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self._smoothing = smoothing
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """The loss of a micro-batch; without trained tokens 0, with a gradient of 0.
+
+        Args:
+            outputs: of the model, with ``logits`` [R, S, vocabulary].
+            labels: [R, S], not shifted.
+            num_items_in_batch: trained tokens of the step; None for those of the micro-batch.
+        """
+        scores = scores_of(outputs)
+        targets = labels[:, 1:].reshape(-1)
+        total = functional.cross_entropy(
+            scores[:, :-1].reshape(len(targets), -1).float(),
+            targets,
+            ignore_index=IGNORE,
+            reduction="sum",
+            label_smoothing=self._smoothing,
+        )
+        count = (targets != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
+        return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+
+
+def disable_cache(model: Any) -> None:
+    """Set ``use_cache`` to false in every config of a model.
+
+    The trainer sets it in ``model.config`` alone. Models with images or audio (Llava, Qwen2-VL, Qwen2-Audio) read it in
+    the config of their language model, and with a cache packed documents see each other.
+    """
+    for part in model.modules() if model is not None else ():
+        if getattr(getattr(part, "config", None), "use_cache", False):
+            part.config.use_cache = False
+
+
+def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """For ``preprocess_logits_for_metrics``: of each row the summed loss and the trained tokens, [R, 2] float32."""
+    targets = labels[:, 1:]
+    losses = functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2).float(), targets, ignore_index=IGNORE, reduction="none"
+    )
+    return torch.stack([losses.sum(1), (targets != IGNORE).sum(1).float()], 1)
+
+
+def token_loss(prediction: Any) -> dict[str, float]:
+    """For ``compute_metrics``, after :func:`row_losses`: ``eval_token_loss``, nats a trained token of the whole set."""
+    losses, counts = np.asarray(prediction.predictions, np.float64).sum(0)
+    return {"token_loss": float(losses / max(1.0, counts))}

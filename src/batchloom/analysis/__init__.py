@@ -1,0 +1,8 @@
+"""Answers about inputs, stores, plans and runs.
+
+One module or folder a command: doctor, check, inspect, explain, when, forecast and compare.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

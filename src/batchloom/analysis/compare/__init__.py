@@ -1,0 +1,8 @@
+"""`compare`: batches and losses of several trainers, or of finished runs, side by side.
+
+Read `comparison.py` first.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,66 @@
+"""Records of the frameworks that ran, kept in the output folder until the comparison is complete."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+from batchloom.analysis.compare.launch import Record
+from batchloom.core.partial_files import ASIDE, refused
+
+# Removed when the files of the comparison are written.
+PARTIAL = "compare.partial"
+
+
+@final
+class FinishedRuns:
+    """Records of frameworks, which the same command reads after a stop.
+
+    Args:
+        out: the output folder.
+        command: everything that decides the result of a run, as plain values. Records of another command are
+            deleted.
+        say: gets a line that names what changed where records are deleted.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+
+    def __init__(self, out: Path, command: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        self._folder = out / PARTIAL
+        plain = json.loads(json.dumps(command))
+        with refused("write", self._folder):
+            before = self._read("command")
+            if before is not None and before != plain:
+                say(f"Starting over: {_describe_changes(before, plain)}.")
+                shutil.rmtree(self._folder)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._write("command", plain)
+
+    def load(self, number: int) -> tuple[Record, float] | None:
+        """Return the record of a framework and the seconds it took; None where it has not run."""
+        with refused("read", self._folder):
+            found = self._read(str(number))
+        return None if found is None else (Record(**found["record"]), found["seconds"])
+
+    def save(self, number: int, record: Record, seconds: float) -> None:
+        """Keep the record of a framework."""
+        with refused("write", self._folder):
+            self._write(str(number), {"seconds": seconds, "record": asdict(record)})
+
+    def _read(self, name: str) -> Any:
+        file = self._folder / f"{name}.json"
+        return json.loads(file.read_text("utf-8")) if file.exists() else None
+
+    def _write(self, name: str, value: Any) -> None:
+        file = self._folder / f"{name}.json"
+        aside = file.with_name(file.name + ASIDE)
+        aside.write_text(json.dumps(value), "utf-8")
+        aside.rename(file)
+
+
+def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    changed = [name for name in now if before.get(name) != now[name]]
+    return ", ".join(f"{name} was {before.get(name)} and is {now[name]}" for name in changed)

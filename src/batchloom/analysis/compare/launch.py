@@ -1,0 +1,132 @@
+"""Starts an example in processes of its own, and reads what its witnesses told."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from batchloom.analysis.compare.frameworks import by_name
+from batchloom.core.errors import TrainError
+
+_MOST_SHOWN = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the witnesses of a run told.
+
+    Attributes:
+        first: the step the run began with.
+        ranks: of each rank the entries of its steps, see ``witness.StepHash.told``.
+        losses: of each step from ``first`` on, nats a trained token over all ranks.
+    """
+
+    first: int
+    ranks: list[list[dict[str, Any]]]
+    losses: list[float]
+
+
+def run_example(
+    name: str, job: Mapping[str, Any], record: Path, *, processes: int = 1, seconds: float = 600
+) -> Record:
+    """Run an example to its end.
+
+    Args:
+        name: of the framework.
+        job: settings of ``examples.job.Job``.
+        record: a folder for what is told; made anew.
+        processes: how many ranks.
+        seconds: after which it is killed.
+
+    Raises:
+        TrainError: it failed, or did not end; with the end of what it said.
+    """
+    shutil.rmtree(record, ignore_errors=True)
+    record.mkdir(parents=True)
+    Path(job["out"]).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable]
+    asked = dict(job)
+    if by_name(name).started_by == "itself":
+        asked["workers"] = processes
+    elif processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += [
+        "-m",
+        "batchloom.analysis.compare.example_process",
+        name,
+        str(record),
+        json.dumps(asked),
+    ]
+    code, said = _finish(command, name, seconds)
+    if code:
+        raise TrainError(f"{name} ended with {code}. {_fault(record) or f'It said last: {said}'}")
+    silent = [str(n) for n in range(processes) if not (record / f"rank_{n}.json").exists()]
+    if silent:
+        raise TrainError(
+            f"{name} ended without a word of what was trained on rank {', '.join(silent)}: the process was left "
+            f"(os._exit) before train(model, job) had returned. It said last: {said}"
+        )
+    return read_record(record)
+
+
+def _finish(command: Sequence[str], name: str, seconds: float) -> tuple[int, str]:
+    """The exit code of a command, and the end of what it said; none of its processes is left, however it ends."""
+    with tempfile.TemporaryFile() as said:
+        started = subprocess.Popen(  # noqa: S603 - the command is ours
+            command, stdout=subprocess.DEVNULL, stderr=said, env=_environment()
+        )
+        try:
+            code = started.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise TrainError(
+                f"{name} did not end within {seconds:.0f} s; it said last: {_text(said)}"
+            ) from error
+        finally:
+            if started.poll() is None:
+                _end(started)
+        return code, _text(said)
+
+
+def _end(started: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it started: a launcher that is killed leaves its ranks behind."""
+    top = psutil.Process(started.pid)
+    family = [*top.children(recursive=True), top]
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    started.wait()
+
+
+def _fault(record: Path) -> str:
+    """What the first rank that failed said of it; empty where none did."""
+    told = (json.loads(file.read_text()) for file in sorted(record.glob("rank_*.json")))
+    return next((f"Rank {one['rank']}: {one['fault']}" for one in told if one.get("fault")), "")
+
+
+def _environment() -> dict[str, str]:
+    """One thread a process, so that sums are the same and processes share the cores; no network."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _text(said: BinaryIO) -> str:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - _MOST_SHOWN))
+    return said.read().decode(errors="replace").strip() or "nothing"
+
+
+def read_record(record: Path) -> Record:
+    """What the ranks of a finished run told."""
+    files = sorted(record.glob("rank_*.json"), key=lambda file: int(file.stem[5:]))
+    told = [json.loads(file.read_text()) for file in files]
+    losses = [tuple(one) for one in told[0]["losses"]]
+    if not losses:
+        raise TrainError(f"No step was told of in {record}: the run made none.")
+    return Record(losses[0][0], [one["steps"] for one in told], [loss for _, loss in losses])

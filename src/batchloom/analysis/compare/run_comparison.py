@@ -1,0 +1,113 @@
+"""Finished runs beside each other: by step or by tokens, each with its verdict."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from batchloom.analysis.compare.loss_curves import Curve
+from batchloom.analysis.compare.verdict import Verdict, judge
+from batchloom.core.settings import raise_problems
+
+By = Literal["step", "tokens"]
+# Of the end of a curve, so that one step's noise decides nothing.
+_LAST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A run beside the first.
+
+    Attributes:
+        curve: of the run.
+        verdict: on it.
+        at_common: its loss where the shortest run ends: the median of its last ten points up to there; None where it
+            begins later.
+        first_apart: where it first differs from the first run by more than the tolerance; None where it does not, or no
+            tolerance was given.
+        common: steps that both have, where losses were compared.
+    """
+
+    curve: Curve
+    verdict: Verdict
+    at_common: float | None
+    first_apart: int | None
+    common: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs that were compared.
+
+    Attributes:
+        by: what they stand beside each other by.
+        until: where the shortest of them ends.
+        tolerance: relative; None where losses were not compared with each other.
+        runs: in the order given.
+    """
+
+    by: By
+    until: float
+    tolerance: float | None
+    runs: tuple[Beside, ...]
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether a run says that it was on made-up data."""
+        return any(one.curve.synthetic for one in self.runs)
+
+    @property
+    def agree(self) -> bool:
+        """Whether none differs by more than the tolerance, or could not be compared; so too where none was given."""
+        compared = self.tolerance is not None
+        return not any(
+            one.first_apart is not None or (compared and not one.common) for one in self.runs
+        )
+
+
+def beside(curves: Sequence[Curve], by: By = "step", tolerance: float | None = None) -> Runs:
+    """Compare runs.
+
+    Raises:
+        SettingsError: by tokens, and a run does not say how many it has seen, or says what cannot be.
+    """
+    if by == "tokens":
+        raise_problems([problem for one in curves if (problem := _token_problem(one))])
+    until = min(xs_of(one, by)[-1] for one in curves)
+    first, found = curves[0], []
+    for one in curves:
+        xs, losses = np.array(xs_of(one, by)), np.array(one.losses)
+        ends = losses[xs <= until][-_LAST:]
+        at_common = float(np.median(ends)) if ends.size else None
+        both = sorted({*one.steps} & {*first.steps})
+        mine, theirs = (dict(zip(c.steps, c.losses, strict=True)) for c in (one, first))
+        apart = None
+        if tolerance is not None:
+            apart = next((s for s in both if not near(mine[s], theirs[s], tolerance)), None)
+        verdict = judge(xs_of(one, by), one.losses, "token" if by == "tokens" else "step")
+        found.append(Beside(one, verdict, at_common, apart, len(both)))
+    return Runs(by, until, tolerance, tuple(found))
+
+
+def _token_problem(curve: Curve) -> str:
+    """Why a run cannot stand by its tokens; empty where it can."""
+    if curve.tokens is None:
+        return f"by: {curve.name} does not say how many tokens it has seen; compare by step"
+    before = 0.0
+    for step, tokens in zip(curve.steps, curve.tokens, strict=True):
+        # Not a number is never above.
+        if not before <= tokens < np.inf:
+            return f"by: {curve.name} says {tokens:,.0f} tokens at step {step:,}, after {before:,.0f}; compare by step"
+        before = tokens
+    return ""
+
+
+def xs_of(curve: Curve, by: By) -> tuple[float, ...]:
+    """Where the points of a curve stand."""
+    return curve.tokens if by == "tokens" and curve.tokens is not None else curve.steps
+
+
+def near(loss: float, reference: float, tolerance: float) -> bool:
+    """Whether a loss is within a relative tolerance of another; what is no finite number is near nothing."""
+    return bool(np.isfinite(reference) and abs(loss - reference) <= tolerance * abs(reference))

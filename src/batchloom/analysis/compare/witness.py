@@ -1,0 +1,199 @@
+"""What reached a model, step by step: heard at the model itself, behind everything a framework does with a batch."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from batchloom import Loader
+from batchloom.analysis.compare.peak_memory import peak_memory, uses_gpu
+
+
+@final
+class StepHash:
+    """Hash of what a model was given in one step, part by part.
+
+    Ids and positions are two streams of int64, so that the cut into passes does not matter. Spans are where
+    positions restart.
+
+    Attributes:
+        passes: forward passes of the step.
+        rows: of all of them.
+        places: for tokens, padding included.
+    """
+
+    __slots__ = ("_each", "_ids", "_positions", "passes", "places", "rows")
+
+    def __init__(self) -> None:
+        self._ids, self._positions = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._each: list[list[Any]] = []
+        self.passes = self.rows = self.places = 0
+
+    def add(self, input_ids: Any, position_ids: Any) -> None:
+        """Take the ids and positions of a pass, both [R, S]; tensors or arrays."""
+        ids, positions = _plain(input_ids), _plain(position_ids)
+        if ids.shape != positions.shape:
+            raise ValueError(f"ids of shape {ids.shape} have positions of shape {positions.shape}")
+        self._ids.update(ids.tobytes())
+        self._positions.update(positions.tobytes())
+        width = ids.shape[-1]
+        self._each += [
+            [width, row_hash(row), row_hash(own)]
+            for row, own in zip(ids.reshape(-1, width), positions.reshape(-1, width), strict=True)
+        ]
+        self.passes, self.rows = self.passes + 1, self.rows + len(ids)
+        self.places += ids.size
+
+    def told(self) -> dict[str, Any]:
+        """The entry of a step: ``hash`` (32 hex digits), ``passes``, ``rows``, ``places`` and ``each``.
+
+        ``each`` has of every row its width, and the hashes of its ids and of its positions, by which it is known
+        again where it should not be.
+        """
+        both = f"{self._ids.hexdigest()} {self._positions.hexdigest()}"
+        return {
+            "hash": xxhash.xxh3_128_hexdigest(both.encode()),
+            "passes": self.passes,
+            "rows": self.rows,
+            "places": self.places,
+            "each": self._each,
+        }
+
+
+def row_hash(values: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+    """Of one row of ids or positions, int64; 16 hex digits."""
+    return xxhash.xxh3_64_hexdigest(values.tobytes())
+
+
+def _plain(given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    return np.ascontiguousarray(array, np.int64)
+
+
+@final
+class Witness:
+    """Hears what a model is given while it trains, and tells of every step when the optimizer has made it.
+
+    The passes before an optimizer step are that step's. Passes of evaluation are not heard.
+
+    Args:
+        model: the module that is called with ``input_ids`` and ``position_ids`` by name.
+
+    Attributes:
+        entries: one a step: :meth:`StepHash.told`; ``waited``, seconds from the end of the optimizer's step before to
+            the first pass of this one (fetching and moving the batch, and whatever else is done between two steps:
+            clearing gradients, logging, checkpoints); ``took``, seconds from that same end to this step's; both None at
+            the first; ``memory``, see :func:`~batchloom.analysis.compare.peak_memory.peak_memory`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._hash, self._stepped = StepHash(), False
+        self._before: float | None = None
+        self._ended: float | None = None
+        self._times: dict[str, float | None] = {}
+        self._memory: dict[str, int] = {}
+        self._hooks = [
+            model.register_forward_pre_hook(self._hear, with_kwargs=True),
+            register_optimizer_step_post_hook(self._step),
+        ]
+
+    def _hear(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not model.training:
+            return
+        self._close()
+        if not self._hash.passes:
+            self._times = {"waited": None if self._ended is None else _now() - self._ended}
+        if given or "input_ids" not in named or named.get("position_ids") is None:
+            said = f"{len(given)} values and {', '.join(named)}"
+            raise ValueError(
+                f"The model was called with {said}; input_ids and position_ids were expected by name"
+            )
+        mask = named.get("attention_mask")
+        if mask is not None and mask.ndim == 2:
+            raise ValueError(
+                "The model was given an attention_mask of two dimensions: documents of a packed row see each other"
+            )
+        self._hash.add(named["input_ids"], named["position_ids"])
+
+    def _step(self, *_: object) -> None:
+        # An optimizer of several parts steps more than once: the last one counts.
+        if not self._stepped:
+            self._before, self._stepped = self._ended, True
+        self._ended, self._memory = _now(), peak_memory()
+
+    def _close(self) -> None:
+        """Tell of the step that is over, where one is."""
+        if self._stepped and self._hash.passes:
+            took = (
+                None if self._before is None or self._ended is None else self._ended - self._before
+            )
+            timed = {**self._times, "took": took, "memory": self._memory}
+            self.entries.append({**self._hash.told(), **timed})
+            self._hash = StepHash()
+        self._stepped = False
+
+    def end(self) -> list[dict[str, Any]]:
+        """Hear no more; the entries of all steps."""
+        self._close()
+        for hook in self._hooks:
+            hook.remove()
+        return self.entries
+
+
+def _now() -> float:
+    """Seconds, when an accelerator has done what it was given: its work counts for the step that asked for it."""
+    if uses_gpu():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@final
+class Recording:
+    """What a rank tells of an example; goes along with a job into processes that the example starts.
+
+    Args:
+        folder: where the rank leaves ``rank_N.json`` when it ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._losses: list[tuple[int, float]] = []
+
+    def tell(self, step: int, loss: float) -> None:
+        """Note the loss of a step."""
+        self._losses.append((step, loss))
+
+    @contextmanager
+    def within(self, model: nn.Module) -> Iterator[None]:
+        """Hear what the model is given, and leave the record, whatever ends it."""
+        witness, rank = Witness(model), int(os.environ.get("RANK", "0"))
+        try:
+            yield
+        finally:
+            # A launcher says that a rank failed, and not why.
+            error = sys.exception()
+            fault = f"{type(error).__name__}: {error}" if error else None
+            told = {"rank": rank, "steps": witness.end(), "losses": self._losses, "fault": fault}
+            # Another rank's failure may end this one in the middle of it.
+            aside = self._folder / f"rank_{rank}.partial"
+            aside.write_text(json.dumps(told))
+            aside.rename(aside.with_suffix(".json"))
+
+
+def expected(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:
+    """What a witness tells of a trainer that is given the batches of a loader as they are, in one pass each."""
+    for step in range(steps):
+        made, batch = StepHash(), loader.batch(step)
+        made.add(batch["input_ids"], batch["position_ids"])
+        yield made.told()

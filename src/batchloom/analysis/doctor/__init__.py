@@ -1,0 +1,8 @@
+"""`doctor`: what inputs hold, what is wrong with them, and the command that prepares them.
+
+Read `diagnosis.py` and `examination.py` first.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

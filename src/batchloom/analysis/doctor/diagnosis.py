@@ -1,0 +1,349 @@
+"""``doctor``: everything about inputs before any work, and the command that does the work."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from batchloom.analysis.doctor.examination import examine
+from batchloom.analysis.doctor.findings import (
+    BadFacts,
+    DuplicateFacts,
+    Examination,
+    SourceFacts,
+    TokenizerFacts,
+)
+from batchloom.analysis.doctor.map_or_stream import WayFacts, way_facts
+from batchloom.analysis.doctor.packing_estimate import PackingFacts, packing_facts
+from batchloom.analysis.doctor.prepare_command import prepare_commands, quote
+from batchloom.analysis.doctor.prepared_inputs import (
+    PreparedFacts,
+    kind_of_prepared,
+    prepared_facts,
+)
+from batchloom.chat.templates import TrainOn
+from batchloom.core.settings import raise_problems, shown, to_plain, whole
+from batchloom.core.wording import counted
+from batchloom.plan import PlanSpec
+from batchloom.preparation import ChatRecipe, MediaRecipe, Note, Progress, ReadRecipe, Recipe
+from batchloom.preparation.documents import TEMPLATED
+from batchloom.preparation.request import Given, as_given, name_of, read_inputs, usual_dedup
+from batchloom.preparation.settings import Overlong, media_of, parse_names, weights_note
+
+# What can be had everywhere, where prepare's default cannot.
+_FALLBACK_TOKENIZER = "train:8192"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What :func:`doctor` found. Counts are estimates where ``exact`` is False.
+
+    Attributes:
+        inputs: as they were given, URLs without credentials.
+        exact: whether everything was read; else a sample.
+        files, bytes: of the whole input, without what is prepared already.
+        read_bytes: how many of those bytes were read.
+        sources: one for each source; of more than 20, one for each group that is read alike.
+        prepared: stores and prefixes among the inputs.
+        tokenizer: what makes ids; None where there is none.
+        documents: documents that come of all sources.
+        tokens: their tokens; None without a tokenizer.
+        trained_tokens: how many of those are trained; None without a tokenizer.
+        duplicates: documents that are there more than once; None where there is nothing to read.
+        bad: the first ten bad records.
+        bad_seen: how many bad records were read.
+        packing: how full sequences are; None without a tokenizer or documents.
+        seconds: about how long ``prepare`` takes on this machine; None without a tokenizer.
+        store_bytes: about how large the store becomes; None without a tokenizer.
+        ways: what a run would need with the data prepared, and with the data streamed; empty where it
+            is not known what the input would become.
+        faults: why the input is faulty; none means sound.
+        warnings: what people should know.
+        notes: what was left out, and how inputs were understood.
+        commands: command lines that do the work, quoted for a shell; none where something is to be mended first.
+    """
+
+    inputs: tuple[str, ...]
+    exact: bool
+    files: int
+    bytes: int
+    read_bytes: int
+    sources: tuple[SourceFacts, ...]
+    prepared: tuple[PreparedFacts, ...]
+    tokenizer: TokenizerFacts | None
+    documents: int
+    tokens: int | None
+    trained_tokens: int | None
+    duplicates: DuplicateFacts | None
+    bad: tuple[BadFacts, ...]
+    bad_seen: int
+    packing: PackingFacts | None
+    seconds: float | None
+    store_bytes: int | None
+    ways: tuple[WayFacts, ...]
+    faults: tuple[str, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    commands: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as plain JSON values, and ``sound``."""
+        return {"sound": self.sound, **to_plain(self)}
+
+
+def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
+    inputs: Given | Sequence[Given],
+    *,
+    tokenizer: str | None = None,
+    end_token: str | None = None,
+    text_field: str | None = None,
+    mapping: Mapping[str, str] | None = None,
+    ignore: str | Sequence[str] | None = None,
+    split_on: str = "auto",
+    normalize: bool = True,
+    media: MediaRecipe | Mapping[str, Any] | None = None,
+    max_bad: int | str = "0.1%",
+    template: str | None = None,
+    train_on: TrainOn | None = None,
+    max_tokens: int | None = None,
+    overlong: Overlong = "drop",
+    follow_links: bool = False,
+    seq_len: int = 2048,
+    global_batch_size: int | None = None,
+    full: bool = False,
+    preview: int = 2,
+    progress: Callable[[Note | Progress], None] | None = None,
+) -> Diagnosis:
+    """Look at inputs before any work: what they hold, what is wrong, what would become of them.
+
+    Nothing is written. Inputs of up to 16 MiB are read whole; of larger ones a sample, spread
+    over all of their bytes, within seconds and bounded memory.
+
+    Args:
+        inputs: as for :func:`batchloom.prepare`; also stores and Megatron prefixes.
+        tokenizer: as for ``prepare``; None: its default, or none where that cannot be had.
+        end_token, text_field, mapping, ignore, split_on, normalize, media, max_bad, template, train_on, max_tokens,
+            overlong, follow_links: as ``prepare`` takes them; see :class:`Recipe` and what it holds.
+        seq_len, global_batch_size: tokens of a sequence and sequences of a step, for packing and the steps of an epoch.
+        full: whether everything is read, whatever its size.
+        preview: documents of each source that are shown.
+        progress: is called with a :class:`Progress`, some times a second.
+
+    Raises:
+        SettingsError: settings that are unknown or contradict each other.
+        InputMissingError, InputError: an input does not exist, holds nothing that can be used, or cannot be listed.
+        TokenizerError: the tokenizer that was named cannot be had.
+    """
+    given = as_given(inputs)
+    done = [one for one in given if isinstance(one, str) and kind_of_prepared(one)]
+    raw = [one for one in given if one not in done]
+    reading = ReadRecipe(
+        text_field=text_field,
+        mapping=dict(mapping or {}),
+        ignore=parse_names(ignore or ()),
+        split_on=split_on,
+        normalize=normalize,
+        media=media_of(media),
+    )
+    chosen = read_inputs(raw or given, reading, tokenizer)
+    recipe = Recipe(
+        inputs=chosen.inputs,
+        sources=chosen.sources,
+        tokenizer=chosen.tokenizer,
+        end_token=end_token,
+        reading=chosen.reading,
+        max_bad=max_bad,
+        follow_links=follow_links or chosen.follow_links,
+        dedup=usual_dedup(reading)[0],
+        chat=ChatRecipe(
+            template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong
+        ),
+    )
+    _check_sizes(seq_len, global_batch_size, preview)
+    prepared = [prepared_facts(one, seq_len, preview, full=full) for one in done]
+    if not raw:
+        return _of_prepared(recipe.inputs, prepared)
+    listener, optional = progress or (lambda _: None), tokenizer is None
+    found = examine(recipe, listener, full=full, preview=preview, tokenizer_optional=optional)
+    packing = _packing(found, seq_len, global_batch_size)
+    commands = _next(replace(recipe, reading=reading), [name_of(one) for one in raw], found)
+    weights = filter(None, [weights_note(recipe.sources)])
+    found = replace(found, notes=(*chosen.notes, *found.notes, *weights))
+    return _diagnosis(found, prepared, packing, commands)
+
+
+def _packing(found: Examination, seq_len: int, batch_size: int | None) -> PackingFacts | None:
+    """As a loader packs that is not told what to do with documents that are too long."""
+    drops = found.holds_media or {one.way for one in found.sources if one.way} <= TEMPLATED
+    return packing_facts(found.lengths, found.weights, seq_len, batch_size, drops=drops)
+
+
+def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:
+    batch_size = 1 if global_batch_size is None else global_batch_size
+    PlanSpec(seq_len=seq_len, global_batch_size=batch_size)
+    number = whole(preview)
+    if number is None or number < 0:
+        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+
+
+def _next(recipe: Recipe, names: Sequence[str], found: Examination) -> list[str]:
+    """The commands that prepare the inputs; none where a fault is left that no ``--map`` cures."""
+    tokenizer = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
+    # What a manifest says of its inputs is mended there.
+    sources = () if recipe.sources else found.sources
+    cured = {one.fault for one in sources if one.fault and one.suggestion}
+    if not cured >= {*found.faults}:
+        return []
+    return prepare_commands(recipe, tokenizer, names, sources)
+
+
+def _diagnosis(
+    found: Examination,
+    prepared: Sequence[PreparedFacts],
+    packing: PackingFacts | None,
+    commands: Sequence[str],
+) -> Diagnosis:
+    warnings = list(found.warnings)
+    if packing and packing.longer:
+        about = "" if found.exact else "about "
+        longer = counted(packing.longer, "document")
+        warnings.append(
+            f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: "
+            f"{_what_becomes({one.way for one in found.sources if one.way}, media=found.holds_media)}"
+            f"{'' if packing.sequences else ', and none is left'}."
+        )
+    if prepared:
+        listed = ", ".join(one.path for one in prepared)
+        warnings.append(f"Prepared already, and no input of prepare: {listed}.")
+    tokens = [one.total_tokens for one in found.sources if one.total_tokens is not None]
+    trained = [one.trained_tokens for one in found.sources if one.trained_tokens is not None]
+    return Diagnosis(
+        inputs=found.inputs,
+        exact=found.exact,
+        files=found.files,
+        bytes=found.bytes,
+        read_bytes=found.read_bytes,
+        sources=found.sources,
+        prepared=tuple(prepared),
+        tokenizer=found.tokenizer,
+        documents=sum(one.documents for one in found.sources),
+        tokens=sum(tokens) if found.tokenizer else None,
+        trained_tokens=sum(trained) if found.tokenizer else None,
+        duplicates=found.duplicates,
+        bad=found.bad,
+        bad_seen=found.bad_seen,
+        packing=packing,
+        seconds=found.seconds,
+        store_bytes=found.store_bytes,
+        ways=way_facts(found, packing),
+        faults=found.faults + tuple(fault for one in prepared for fault in one.faults),
+        warnings=tuple(warnings),
+        notes=found.notes,
+        commands=(*commands, *_uses(prepared)),
+    )
+
+
+def _what_becomes(ways: set[str], *, media: bool) -> str:
+    """What a loader or a stream does with documents that are longer than a sequence, unless it is told."""
+    if media:
+        return "a loader leaves them out (overlong='drop'), as of all data with images or audio"
+    if ways <= TEMPLATED:
+        return "a loader leaves conversations out (overlong='drop')"
+    if ways & TEMPLATED:
+        return (
+            "a loader cuts them, and conversations too where texts lie beside them (overlong='split'); overlong='drop' "
+            "leaves all of them out"
+        )
+    return "a loader cuts them (overlong='split')"
+
+
+def unread(inputs: Sequence[str], *faults: str) -> Diagnosis:
+    """What is told where nothing was read.
+
+    Args:
+        inputs: as they were given.
+        faults: why.
+    """
+    return Diagnosis(
+        inputs=tuple(map(name_of, inputs)),
+        exact=True,
+        files=0,
+        bytes=0,
+        read_bytes=0,
+        sources=(),
+        prepared=(),
+        tokenizer=None,
+        documents=0,
+        tokens=None,
+        trained_tokens=None,
+        duplicates=None,
+        bad=(),
+        bad_seen=0,
+        packing=None,
+        seconds=None,
+        store_bytes=None,
+        ways=(),
+        faults=faults,
+        warnings=(),
+        notes=(),
+        commands=(),
+    )
+
+
+def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
+    """Where all inputs are prepared there is nothing to read."""
+    found = [one.inspection for one in prepared if one.inspection]
+    return replace(
+        unread(inputs, *(fault for one in prepared for fault in one.faults)),
+        prepared=tuple(prepared),
+        documents=sum(one.documents for one in found),
+        tokens=sum(one.tokens for one in found),
+        notes=tuple(note for one in prepared if (note := _note(one))),
+        commands=_uses(prepared),
+    )
+
+
+def _note(prepared: PreparedFacts) -> str:
+    if prepared.kind == "ids":
+        return (
+            f"{prepared.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
+            "--document-tokens), which the file may not say, and for --tokenizer or --vocab-size."
+        )
+    if kind := _preferences(prepared):
+        return (
+            f"{prepared.path} holds preferences ({kind}): preference trainers read it with "
+            "batchloom.store.read.preference_reader, and batchloom train refuses it."
+        )
+    if _processor(prepared):
+        return (
+            f"{prepared.path} holds documents of a {_processor(prepared)}: FOLDER is that of a model made "
+            "for it (docs/media.md)."
+        )
+    return ""
+
+
+def _uses(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
+    """The commands that use what is prepared: ids become a store, all else is trained on."""
+    return tuple(_use(one) for one in prepared if not one.faults and not _preferences(one))
+
+
+def _preferences(prepared: PreparedFacts) -> str:
+    return prepared.inspection.preferences if prepared.inspection else ""
+
+
+def _processor(prepared: PreparedFacts) -> str:
+    return prepared.inspection.processor if prepared.inspection else ""
+
+
+def _use(prepared: PreparedFacts) -> str:
+    path = prepared.path
+    if prepared.kind == "ids":
+        asked = "--dtype DTYPE --eod ID --tokenizer TOKENIZER"
+        return f"batchloom import {quote(path)} --out {quote(path + '-store')} {asked}"
+    stem = path.removesuffix(".bin").removesuffix(".idx") if prepared.kind == "prefix" else path
+    init = " --init FOLDER" if _processor(prepared) else ""
+    return f"batchloom train --data {quote(stem)}{init} --out run"

@@ -1,0 +1,102 @@
+"""The command line that does what was examined, quoted for a shell."""
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
+
+from batchloom.analysis.doctor.findings import SourceFacts
+from batchloom.preparation import ChatRecipe, ReadRecipe, Recipe
+
+_OUT = "store"
+
+
+def quote(word: str) -> str:
+    r"""A word for a shell; what cannot be printed is spelled out: ``$'a\x1bb'``."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = os.fsencode(word)
+    spelled = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in plain
+    )
+    return f"$'{spelled}'"
+
+
+def prepare_commands(
+    recipe: Recipe, tokenizer: str, inputs: Sequence[str], sources: Sequence[SourceFacts]
+) -> list[str]:
+    """The commands that prepare the inputs: one, or one for each ``--map`` that different sources need.
+
+    Args:
+        recipe: what was examined.
+        tokenizer: the one to name.
+        inputs: as they can be named; an empty name is of one that no command line can name.
+        sources: what was found.
+    """
+    if not all(inputs):
+        return []
+    suggested = {one.suggestion for one in sources if one.suggestion}
+    refused = [one for one in sources if one.fault and not one.suggestion]
+    if not suggested:
+        return [_command(recipe, tokenizer, inputs, "")]
+    if len(suggested) == 1 and not refused and all(one.suggestion for one in sources):
+        return [_command(recipe, tokenizer, inputs, suggested.pop())]
+    by_map: dict[str, list[str]] = {}
+    for one in sources:
+        if one not in refused:
+            by_map.setdefault(one.suggestion or "", []).append(one.path)
+    return [
+        _command(recipe, tokenizer, paths, mapping, number)
+        for number, (mapping, paths) in enumerate(by_map.items(), 1)
+    ]
+
+
+def _command(
+    recipe: Recipe, tokenizer: str, inputs: Iterable[str], suggestion: str, number: int = 0
+) -> str:
+    words = ["batchloom", "prepare", *inputs, "--out", _out(number), "--tokenizer", tokenizer]
+    mapping = suggestion or ",".join(
+        f"{role}={column}" for role, column in recipe.reading.mapping.items()
+    )
+    if mapping:
+        words += ["--map", mapping]
+    if recipe.reading.ignore:
+        words += ["--ignore", ",".join(recipe.reading.ignore)]
+    if (media := recipe.reading.media) is not None:
+        words += ["--processor", media.processor]
+        words += ["--data-folder", media.data_folder] if media.data_folder is not None else []
+        words += ["--media", media.keep] if media.keep != "reference" else []
+    for spec, names in (
+        (recipe, ("end_token", "max_bad")),
+        (recipe.reading, ("text_field", "split_on")),
+        (recipe.chat, ("template", "train_on", "max_tokens", "overlong")),
+    ):
+        for name in names:
+            value = getattr(spec, name)
+            if value != _default(spec, name):
+                words += [f"--{name.replace('_', '-')}", _typed(name, value)]
+    if recipe.follow_links:
+        words.append("--follow-links")
+    if not recipe.reading.normalize:
+        words.append("--no-normalize")
+    return " ".join(map(quote, words))
+
+
+def _typed(name: str, value: object) -> str:
+    r"""A value as it is typed: a newline in a marker as ``\n``."""
+    text = str(value)
+    return text.replace("\n", "\\n").replace("\t", "\\t") if name == "split_on" else text
+
+
+def _default(spec: Recipe | ReadRecipe | ChatRecipe, name: str) -> object:
+    default = next(field.default for field in fields(spec) if field.name == name)
+    return None if default is MISSING else default
+
+
+def _out(number: int) -> str:
+    """A folder that is not there yet."""
+    name, count = f"{_OUT}-{number}" if number else _OUT, 2
+    found = name
+    while os.path.lexists(found):
+        found, count = f"{name}-{count}", count + 1
+    return found

@@ -1,0 +1,112 @@
+"""What is told of inputs that are prepared already: stores and bare Megatron prefixes."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from batchloom.analysis.doctor.preview import Preview, cut_pieces
+from batchloom.analysis.inspection import Inspection, inspect
+from batchloom.analysis.path_check import check
+from batchloom.core.addresses import has_wildcard, is_url, shown as address
+from batchloom.core.errors import (
+    BatchloomError,
+    InputError,
+    NoRangesError,
+    StoreError,
+    StoreMissingError,
+)
+from batchloom.store import MANIFEST_NAME, open_store
+from batchloom.store.read import read_far_manifest
+
+_FLAT, _NPY = (".bin", ".npy"), b"\x93NUMPY"
+_LOOKED_AT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedFacts:
+    """A store, a prefix, or a flat file of ids.
+
+    Attributes:
+        path: where it lies.
+        kind: ``store``, ``prefix`` or ``ids``.
+        inspection: what :func:`batchloom.inspect` says of it; None where it cannot be opened, and
+            of a flat file, which does not say where its documents end.
+        checked: whether every byte of it was verified (``full``).
+        faults: what is wrong with it.
+        preview: the first documents; of a store only, for a prefix does not name its tokenizer.
+    """
+
+    path: str
+    kind: str
+    inspection: Inspection | None
+    checked: bool
+    faults: tuple[str, ...]
+    preview: tuple[Preview, ...]
+
+
+def kind_of_prepared(given: str) -> str:
+    """What an input is that holds tokens: ``store`` (also behind a URL), ``prefix``, ``ids``; empty for all others."""
+    if is_url(given):
+        return "store" if _is_far_store(given) else ""
+    place = Path(os.path.expanduser(given))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    if (place / MANIFEST_NAME).is_file():
+        return "store"
+    stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
+    if stem.name and not place.is_dir() and stem.with_name(f"{stem.name}.idx").is_file():
+        return "prefix"
+    if place.suffix in _FLAT and place.is_file():
+        with place.open("rb") as file:
+            start = file.read(_LOOKED_AT)
+        # A file of text may have any name; ids have high halves that are zero.
+        return "ids" if start.startswith(_NPY) or b"\0" in start else ""
+    return ""
+
+
+def _is_far_store(url: str) -> bool:
+    """Whether a store lies at a URL; what has an ending is a file, what cannot be reached is told by who reads it."""
+    if has_wildcard(url) or Path(address(url)).suffix:
+        return False
+    try:
+        read_far_manifest(url)
+    except StoreMissingError:
+        return False
+    except (StoreError, NoRangesError):
+        return (
+            True  # A damaged one, or on a server from where it is not read: its own error says so.
+        )
+    except InputError:
+        return False
+    return True
+
+
+def prepared_facts(given: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
+    """Open a store or prefix, and verify it where everything is to be read."""
+    kind = kind_of_prepared(given)
+    place = given if is_url(given) else os.path.expanduser(given)  # noqa: PTH111
+    faults: list[str] = []
+    found: Inspection | None = None
+    shown: tuple[Preview, ...] = ()
+    try:
+        if kind != "ids":
+            found = inspect(place, seq_len=seq_len, first=0)
+            faults += check(place).faults if full else []
+        if kind == "store":
+            shown = _preview(place, preview)
+    except BatchloomError as error:
+        faults.append(str(error))
+    return PreparedFacts(given, kind, found, full and kind != "ids", tuple(faults), shown)
+
+
+def _preview(place: str, count: int) -> tuple[Preview, ...]:
+    store = open_store(place)
+    shown = []
+    for number in store.first(count):
+        ids = store[number].ids.astype(np.int64)
+        span = (np.array([number]), np.zeros(1, np.int64), np.array([ids.size]))
+        trained = store.mask(*span)[0] if store.masked else np.ones(ids.size, bool)
+        origin, pieces = store.origin(number), tuple(cut_pieces(store.tokenizer, ids, trained))
+        row = None if origin.line else origin.record + 1
+        shown.append(Preview(origin.source, origin.line, row, ids.size, int(trained.sum()), pieces))
+    return tuple(shown)

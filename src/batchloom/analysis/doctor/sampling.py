@@ -1,0 +1,241 @@
+"""Which parts of an input are read to examine it: all of a small one, a spread sample of a large one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import final
+
+from batchloom.core.addresses import is_url
+from batchloom.core.fingerprint import key128
+from batchloom.preparation.documents import Stretch
+from batchloom.preparation.units import plan_units
+from batchloom.sources import Part, Probe, ReadRules, open_table, probes
+from batchloom.sources.files import COLUMNAR, Source, open_source, way_of
+
+# Places in large files (fewer where each costs a request), and small files at most.
+_PLACES, _FAR_PLACES, _MOST_FILES = 32, 8, 512
+# Up to so many sources are told one by one; more of them in groups that are read alike.
+_APART = 20
+# Of a packed file at least so much is read: what unpacks it reads ahead by a quarter of that.
+_LEAST_PACKED = 2 << 20
+# What a packed byte counts for.
+_PACKED = 4
+# A fault in the middle of a file has a line where so much before it has to be counted at most.
+_COUNTED = 1 << 30
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is read; smaller only in tests.
+
+    Attributes:
+        whole_bytes: an input of at most so many bytes is read whole, which takes seconds; a packed byte
+            counts as four.
+        whole_files: and of so many files.
+        sample_bytes: read of a larger one.
+        probe_bytes: read at one place.
+    """
+
+    whole_bytes: int = 16 << 20
+    whole_files: int = 256
+    sample_bytes: int = 8 << 20
+    probe_bytes: int = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A part that is read.
+
+    Attributes:
+        part: it.
+        most: about how many characters of documents are read of it; None: all.
+    """
+
+    part: Part
+    most: int | None
+
+
+def is_packed(source: Source) -> bool:
+    """Whether a source is smaller than what it holds."""
+    return source.compression is not None or source.kind in COLUMNAR
+
+
+@dataclass(slots=True)
+class PartProgress:
+    """How far the reading of a part is.
+
+    Attributes:
+        given: records its reader gave.
+        records: records that were taken of those.
+        share: bytes of the source these records stand for.
+        first: bytes its reader had consumed after its first stretch.
+        last: the same after the last stretch for which it consumed more.
+        before_last: records it had given before that stretch.
+    """
+
+    given: int = 0
+    records: int = 0
+    share: float = 0.0
+    first: int = 0
+    last: int = 0
+    before_last: int = 0
+
+    def go_on(self, given: int, records: int, consumed: int) -> None:
+        """Count a stretch."""
+        if not self.given:
+            self.first = self.last = consumed
+        elif consumed > self.last:
+            self.last, self.before_last = consumed, self.given
+        self.given += given
+        self.records += records
+
+
+@final
+class Looks:
+    """The parts that are read, what they stand for, and what lies before them.
+
+    Args:
+        sources: the inputs, at least one.
+        rules: how they are cut.
+        sizes: how much is read.
+        full: whether all of them is read, whatever the size.
+
+    Attributes:
+        whole: whether all of them is read; else a sample.
+        apart: whether sources are so few that they are told one by one.
+        looks: the parts, in order.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], rules: ReadRules, sizes: Sizes, *, full: bool
+    ) -> None:
+        self.rules, self.sizes = rules, sizes
+        total = sum(source.size * (_PACKED if is_packed(source) else 1) for source in sources)
+        small = total <= sizes.whole_bytes and len(sources) <= sizes.whole_files
+        self.whole, self.apart = full or small, len(sources) <= _APART
+        self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
+        self.looks = self._all(sources) if self.whole else self._sample(sources)
+
+    def _all(self, sources: Sequence[Source]) -> list[Look]:
+        units = plan_units(sources, self.rules)
+        return [Look(part, None) for unit in units for part in unit.parts]
+
+    def _sample(self, sources: Sequence[Source]) -> list[Look]:
+        """Places spread over the bytes of large files, whole small ones, the first of each format.
+
+        Where sources are told one by one, every one of them is looked at.
+
+        Small files are chosen by number: by bytes the larger of them would be chosen more often,
+        and the estimate of how many documents there are would be too low.
+        """
+        far = any(is_url(source.path) for source in sources)
+        places = _FAR_PLACES if far else _PLACES
+        small = [number for number, source in enumerate(sources) if self.is_small(source)]
+        large = sorted(set(range(len(sources))) - set(small))
+        found = self._probes(sources, large, places) if large else []
+        if small:
+            average = max(1, sum(sources[number].size for number in small) // len(small))
+            most = places if far else min(self.sizes.sample_bytes // average, _MOST_FILES)
+            for number in _evenly(small, max(most, places)):
+                found.append((number, Probe(Part(sources[number], 0, sources[number].size))))
+        firsts: dict[object, int] = {}
+        for number, source in enumerate(sources):
+            key = source.name if self.apart else (source.kind, source.compression)
+            firsts.setdefault(key, number)
+        for number in sorted(set(firsts.values()) - {number for number, _ in found}):
+            found += self._probes(sources, [number], 1)
+        found.sort(key=lambda one: (one[0], one[1].part.start))
+        return [self._look(probe) for _, probe in found]
+
+    def _probes(
+        self, sources: Sequence[Source], numbers: Sequence[int], places: int
+    ) -> list[tuple[int, Probe]]:
+        some = [sources[number] for number in numbers]
+        found = probes(some, self.rules, places, self.sizes.probe_bytes)
+        return [(numbers[at], probe) for at, probe in found]
+
+    def is_small(self, source: Source) -> bool:
+        """Whether a source is read whole where it is looked at."""
+        return source.size <= self.sizes.probe_bytes
+
+    def _look(self, probe: Probe) -> Look:
+        # Of a table whose rows nobody has counted, only whole groups say how many there are.
+        known = not self.is_table(probe.part) or self._table(probe.part.source)[1] is not None
+        if probe.places is None or not known:
+            return Look(probe.part, None)
+        most = probe.places * self.sizes.probe_bytes
+        packed = probe.part.source.compression is not None
+        return Look(probe.part, max(most, _LEAST_PACKED) if packed else most)
+
+    def is_table(self, part: Part) -> bool:
+        """Whether a part is of a columnar source."""
+        return way_of(part.source, self.rules) == "table"
+
+    def _table(self, source: Source) -> tuple[list[int], list[int] | None]:
+        """Where the groups of rows begin, and how many rows each has."""
+        if source.path not in self._tables:
+            with open_table(source) as table:
+                self._tables[source.path] = table.starts, table.rows
+        return self._tables[source.path]
+
+    def share(self, stretch: Stretch, progress: PartProgress) -> float:
+        """The bytes of the source that the records taken of a part stand for.
+
+        Args:
+            stretch: the last one of the part.
+            progress: how far its reading is, with that one.
+        """
+        part, consumed = stretch.part, stretch.consumed
+        if self.whole or not progress.given:
+            return consumed
+        if self.is_table(part):
+            size, rows = self._rows(part)
+            return size * min(
+                1.0, progress.records / max(progress.given if rows is None else rows, 1)
+            )
+        if not stretch.ended and progress.before_last:
+            # Readers read ahead: what they consume between two times that they do is what records take.
+            taken = (progress.last - progress.first) * progress.given / progress.before_last
+            return min(taken, part.stop - part.start)
+        return consumed
+
+    def _rows(self, part: Part) -> tuple[int, int | None]:
+        """The bytes and rows of a part of a table: one group, or all of them."""
+        source = part.source
+        starts, rows = self._table(source)
+        groups = slice(0, len(starts))
+        if part.stop - part.start == 1 and part.start in starts:
+            groups = slice(starts.index(part.start), starts.index(part.start) + 1)
+        start = starts[groups.start] if groups.start else 0
+        size = (starts[groups.stop] if groups.stop < len(starts) else source.size) - start
+        return size, None if rows is None else sum(rows[groups])
+
+    def before(self, part: Part) -> int | None:
+        """The records of a source before a part; None where counting them takes too long."""
+        source, way = part.source, way_of(part.source, self.rules)
+        if part.start == 0:
+            return 0
+        if way == "table":
+            starts, rows = self._table(source)
+            return None if rows is None else sum(rows[: starts.index(part.start)])
+        if way not in ("jsonl", "line") or part.start > _COUNTED or is_url(source.path):
+            return None
+        lines, left = 0, part.start
+        with open_source(source) as file:
+            while left and (data := file.read(min(_BLOCK, left))):
+                lines += data.count(b"\n")
+                left -= len(data)
+        return lines
+
+
+def _evenly(numbers: Sequence[int], count: int) -> list[int]:
+    """So many of the numbers, one from each stretch of them; all where there are no more."""
+    total = len(numbers)
+    if total <= count:
+        return list(numbers)
+    cuts = [total * at // count for at in range(count + 1)]
+    return [
+        numbers[low + key128("file", total, at)[0] % (high - low)]
+        for at, (low, high) in enumerate(pairwise(cuts))
+    ]

@@ -1,0 +1,201 @@
+"""What a store holds and how full its sequences would be."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.loading import usual_overlong
+from batchloom.core.errors import InputError
+from batchloom.core.medium import Kind
+from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.plan import Plan, PlanSpec
+from batchloom.plan.packing import LeftOut, Overlong
+from batchloom.store import Store, StoreMedia, beginning, open_store
+from batchloom.store.format import SIDE_NAMES, are_removed
+from batchloom.store.read import MediaCount, holds_media
+
+PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
+_SAMPLED_POOLS = 4
+_LEAVE_OUT: tuple[Overlong, ...] = ("drop", "truncate")
+# Tokens of a document that are shown.
+_BEGINNING = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """How a packing fills sequences.
+
+    Attributes:
+        packing: the strategy.
+        sequences: sequences of an epoch (an estimate when not ``exact``).
+        fill: tokens / (sequences x seq_len), 0 to 1.
+        cut: share of the documents that are cut (longer than seq_len, or by ``wrap``), 0 to 1.
+        exact: whether every pool was packed; else the first few of them.
+    """
+
+    packing: str
+    sequences: int
+    fill: float
+    cut: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What :func:`inspect` found.
+
+    Attributes:
+        path: the store or prefix; split: the subset.
+        documents, tokens, shards: counts of the subset.
+        dtype: dtype of a token on disk.
+        shortest, median, mean, longest: document lengths in tokens.
+        histogram: (from, below, documents) with bounds that double.
+        efficiencies: one a packing, at ``seq_len``.
+        seq_len: tokens of a sequence.
+        left_out: what ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
+        overlong: what a loader does with longer documents unless it is told.
+        first: the beginning of the first documents, decoded (empty for a bare prefix).
+        preferences: ``pairs`` or ``labels`` where the documents are preferences, else empty.
+        sides: documents by side (``chosen``, ``rejected``, ``good``, ``bad``), of preferences.
+        processor: class of the processor whose media the documents may hold, else empty.
+        media: by kind (``image``, ``audio``) how many media there are, in how many documents, and how many tokens
+            stand for them; empty for a store elsewhere, whose media are not read.
+        generation: of a store, which one; else None.
+        removed: documents that were removed; they count among the others until the store is compacted.
+    """
+
+    path: str
+    split: str
+    documents: int
+    tokens: int
+    shards: int
+    dtype: str
+    shortest: int
+    median: float
+    mean: float
+    longest: int
+    histogram: tuple[tuple[int, int, int], ...]
+    efficiencies: tuple[Efficiency, ...]
+    seq_len: int
+    left_out: dict[Overlong, LeftOut]
+    overlong: Overlong
+    first: tuple[str, ...]
+    preferences: str = ""
+    sides: dict[str, int] = field(default_factory=dict)
+    processor: str = ""
+    media: dict[Kind, MediaCount] = field(default_factory=dict)
+    generation: int | None = None
+    removed: int = 0
+
+
+def inspect(
+    path: str | Path,
+    *,
+    split: str = "train",
+    seq_len: int = 2048,
+    first: int = 3,
+    generation: int | None = None,
+) -> Inspection:
+    """Look at one subset of a store (or a bare prefix) without changing anything.
+
+    Args:
+        path: a store's folder or URL, or a Megatron prefix.
+        split: the subset.
+        seq_len: tokens of a sequence, for the packing efficiencies.
+        first: how many documents to decode.
+        generation: of the store; None for the newest.
+
+    Raises:
+        StoreMissingError, StoreError: as :func:`batchloom.open_store`.
+        SettingsError: a ``seq_len`` that is none.
+        InputError: no such subset, or nothing in it.
+    """
+    spec = PlanSpec(seq_len=seq_len, global_batch_size=1)
+    number = whole(first)
+    if number is None or number < 0:
+        raise_problems([f"first: {shown(first)} is no number of documents"])
+    store = open_store(path, split, generation=generation)
+    if not len(store):
+        raise InputError(f"{path} holds no documents; there is nothing to inspect.")
+    lengths = store.lengths.slice(0, len(store))
+    spec = replace(spec, overlong=usual_overlong(store))
+    # A packing that cuts what is never cut is none of it.
+    packings = [one for one in PACKINGS if one != "wrap" or not holds_media(store)]
+    texts = []
+    if store.manifest:
+        texts = [_beginning(store, number) for number in range(min(first, len(store)))]
+    return Inspection(
+        path=str(path),
+        split=store.split,
+        documents=len(store),
+        tokens=store.tokens,
+        shards=store.shards,
+        dtype=store.dtype.name,
+        shortest=int(lengths.min()),
+        median=float(np.median(lengths)),
+        mean=float(lengths.mean()),
+        longest=int(lengths.max()),
+        histogram=_histogram(lengths),
+        efficiencies=tuple(
+            _efficiency(store, replace(spec, packing=packing)) for packing in packings
+        ),
+        seq_len=spec.seq_len,
+        left_out={
+            overlong: Plan(store, replace(spec, overlong=overlong)).left_out()
+            for overlong in _LEAVE_OUT
+        },
+        overlong=spec.overlong,
+        first=tuple(texts),
+        preferences=store.preferences,
+        sides=_sides(store),
+        processor=store.manifest.processor.name
+        if store.manifest and store.manifest.processor
+        else "",
+        media=StoreMedia(store).counts(),
+        generation=store.generation,
+        removed=int(store.removed.size),
+    )
+
+
+def _sides(store: Store) -> dict[str, int]:
+    counts = np.zeros(len(SIDE_NAMES), np.int64)
+    for shard in range(store.shards if store.preferences else 0):
+        counts += np.bincount(store.shard_sides(shard).sides, minlength=len(SIDE_NAMES))
+    return {name: int(count) for name, count in zip(SIDE_NAMES, counts, strict=True) if count}
+
+
+def _beginning(store: Store, number: int) -> str:
+    if are_removed(store.removed, np.array([number]))[0]:
+        return "(removed)"
+    return beginning(store.tokenizer, store[number].ids, _BEGINNING)
+
+
+def _histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int], ...]:
+    bounds = [0, *(1 << k for k in range(int(lengths.max()).bit_length() + 1))]
+    counts, _ = np.histogram(lengths, bounds)
+    rows = [(bounds[k], bounds[k + 1], int(count)) for k, count in enumerate(counts)]
+    filled = [k for k, row in enumerate(rows) if row[2]]
+    return tuple(rows[filled[0] : filled[-1] + 1])
+
+
+def _efficiency(store: Store, spec: PlanSpec) -> Efficiency:
+    plan = Plan(store, spec)
+    chosen = range(min(plan.pools.count, _SAMPLED_POOLS))
+    sequences = documents = tokens = cut = 0
+    for pool in chosen:
+        members = plan.pools.members(pool)
+        rows = plan.pools.rows(pool, 0)
+        sequences += len(rows)
+        documents += len(members)
+        tokens += int(rows.lengths.sum())
+        cut += int(np.unique(rows.documents[rows.starts > 0]).size)
+    exact = len(chosen) == plan.pools.count
+    return Efficiency(
+        packing=spec.packing,
+        sequences=sequences if exact else round(sequences * len(store) / max(documents, 1)),
+        fill=tokens / (sequences * spec.seq_len) if sequences else 0.0,
+        cut=cut / max(documents, 1),
+        exact=exact,
+    )

@@ -1,0 +1,121 @@
+"""``check``: is a path sound? Of a store with images or audio these, too."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from batchloom.analysis import raw_check as inputs
+from batchloom.batches.media import look_at_media
+from batchloom.core.addresses import is_url, local_path
+from batchloom.core.errors import SettingsError, StoreError
+from batchloom.core.wording import counted
+from batchloom.store import Store, open_store, read_manifest
+from batchloom.store.maintain import GoneOf, Verdict, write_gone
+from batchloom.store.read import read_far_manifest
+
+_SHOWN = 10
+# What is kept of a store elsewhere while its media are looked at.
+_CACHE = 1 << 30
+
+
+def check(
+    path: str | os.PathLike[str],
+    *,
+    text_field: str | None = None,
+    vocab_size: int | None = None,
+    generation: int | None = None,
+    media: bool = True,
+    gone: str | os.PathLike[str] | None = None,
+) -> Verdict:
+    """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
+
+    A store, also behind a URL: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
+    sample, that tokens are not uniform noise; and that its images and audio are there, are what they were, and can be
+    decoded and processed. Raw input, also what a manifest names: that every record can be read, as ``prepare`` would.
+
+    Args:
+        path: what to check.
+        text_field: field of a raw record that holds the text; None where its schema is told from
+            the records.
+        vocab_size: every id of a bare prefix must be below it; a store knows its own.
+        generation: of a store, an older one; None for the newest.
+        media: whether images and audio are read, of a store that was made with a processor.
+        gone: a file to be written: which documents hold some that cannot be read, for ``MediaSpec(replace=...)``.
+
+    Raises:
+        InputMissingError: there is nothing at ``path``: the data is absent.
+        InputError: it is of a kind that cannot be checked, or a manifest that names no data sets.
+        SettingsError: settings of synthetic data, or of a manifest, that are none; a generation of what has none; a
+            list of lost media of what holds none.
+        GenerationError: the store has no such generation.
+        MissingDependencyError: what decodes images or audio is not installed.
+        OutputError: the list cannot be written.
+    """
+    if gone is not None and not media:
+        raise SettingsError(["gone: which media are gone is not known without media=True"])
+    verdict = inputs.check(
+        path, text_field=text_field, vocab_size=vocab_size, generation=generation
+    )
+    if "processor" in verdict.facts:
+        if media:
+            _look(verdict, local_path(os.fspath(path)), generation, gone)
+    elif gone is not None:
+        raise SettingsError([f"gone: {verdict.path} is no store that was made with a processor"])
+    return verdict
+
+
+def _look(
+    verdict: Verdict, place: str, generation: int | None, gone: str | os.PathLike[str] | None
+) -> None:
+    """Read the media of a store, and add what is found of them to its verdict."""
+    found: dict[str, GoneOf] = {}
+    said: list[str] = []
+    documents = media = 0
+    try:
+        with _subsets(place, generation) as stores:
+            for store in stores:
+                lost: dict[int, str] = {}
+                for looked in look_at_media(store):
+                    documents, media = documents + looked.documents, media + looked.media
+                    lost |= looked.lost
+                found[store.split] = GoneOf(store.fingerprint, tuple(sorted(lost)))
+                said += [lost[number] for number in sorted(lost)[: _SHOWN - len(said)]]
+    except StoreError as error:
+        # Where that is what was found before, once is enough.
+        if str(error) not in verdict.faults:
+            verdict.faults.append(f"{error} Its media were not looked at.")
+        return
+    count = sum(len(one.documents) for one in found.values())
+    verdict.facts["media"] = (
+        f"{media:,} in {counted(documents, 'document')}, {count:,} of which hold some that cannot be read"
+    )
+    if count:
+        if not verdict.faults:
+            verdict.used = (
+                f"batchloom.Loader, with media=MediaSpec(replace=FILE), gives padding for {counted(count, 'document')} "
+                "of it, which --gone FILE lists"
+            )
+        verdict.faults += said
+        if count > len(said):
+            more = counted(count - len(said), "more document")
+            verdict.faults.append(f"{verdict.path}: and {more} with media that cannot be read.")
+    if gone is not None:
+        write_gone(Path(gone), verdict.path, found)
+
+
+@contextmanager
+def _subsets(place: str, generation: int | None) -> Iterator[Iterator[Store]]:
+    """The subsets of a store that hold documents; what comes of one elsewhere is kept as long as it is looked at."""
+    if not is_url(place):
+        manifest = read_manifest(Path(place), generation)
+        names = [name for name, subset in manifest.subsets.items() if subset.documents]
+        yield (open_store(place, name, generation=generation) for name in names)
+        return
+    manifest = read_far_manifest(place, generation)
+    names = [name for name, subset in manifest.subsets.items() if subset.documents]
+    with tempfile.TemporaryDirectory(prefix="batchloom-check-") as cache:
+        opened = partial(open_store, place, generation=generation, cache=cache, cache_limit=_CACHE)
+        yield (opened(split=name) for name in names)

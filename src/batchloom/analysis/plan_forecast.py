@@ -1,0 +1,420 @@
+"""A dry run: what a plan comes to, from lengths alone."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.analysis.plan_questions import Measure, Mixing, measure_pools, mixing
+from batchloom.core.errors import SettingsError
+from batchloom.core.settings import shown, whole
+from batchloom.plan import Mixture, Plan, check_world
+from batchloom.plan.mixture import is_positive
+from batchloom.plan.order import AssumedStore, Cut, SourceOrder, quotas
+from batchloom.store import Store
+
+Ints = NDArray[np.int64]
+
+# Pools packed in all: a few milliseconds each.
+_PACKED = 64
+# Ids of a vocabulary that nobody knows take four bytes.
+_UNKNOWN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SourceForecast:
+    """What becomes of one source in a run.
+
+    Attributes:
+        name: in the plan; of a lone store ``data``.
+        assumed: whether there is no such store.
+        documents, tokens: of the source.
+        sequences_per_epoch: how many an epoch packs into.
+        sequences, epochs, tokens_served: in the run.
+        split: documents longer than a sequence (or cut by ``wrap``), which are cut.
+        dropped, lost: documents and tokens of an epoch that ``overlong`` leaves out.
+        weight: share that was asked for at the beginning, in the unit of the mixture; None of a lone store.
+        effective: share that is served at the beginning, in the same unit.
+        error: by how much of itself it differs from the weight.
+        share: of all tokens that are served in the run.
+        through: step at which it has been passed through once; None where the run ends before.
+        exhausted: the first step of which it has no share any more, since it has had its epochs: how many steps lie
+            before; None where it goes on.
+        bytes: of token ids that are read in the run, by all ranks together.
+        mixing: how far apart neighbours of the store come, while it is served; None where it serves nothing.
+    """
+
+    name: str
+    assumed: bool
+    documents: int
+    tokens: int
+    sequences_per_epoch: int
+    sequences: int
+    epochs: float
+    tokens_served: int
+    split: int
+    dropped: int
+    lost: int
+    weight: float | None
+    effective: float | None
+    error: float | None
+    share: float
+    through: int | None
+    exhausted: int | None
+    bytes: int
+    mixing: Mixing | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShares:
+    """The shares of the sequences that sources of a mixture have, from a step on.
+
+    Attributes:
+        step: the first that they hold for as a whole, which is how many steps lie before.
+        shares: of each source that has one.
+    """
+
+    step: int
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a plan comes to.
+
+    Attributes:
+        fingerprint: of the plan.
+        exact: whether steps and sequences were counted; else they are estimates from sampled pools.
+        exact_tokens: whether the tokens were, too; else they are those of a mean sequence.
+        assumed: whether any source is only assumed.
+        steps: of the run.
+        global_batch_size, seq_len: at its beginning.
+        sequences: that are served, without those that fill the last step.
+        empty: sequences without loss that fill the last step.
+        skipped: sequences that edits leave out.
+        tokens: that are served.
+        padding: share of all places of the run that hold no token, 0 to 1.
+        least_padding: share that no packing of whole documents could do with less of, of what is served, 0 to 1.
+        cut_padding: share of the places of its first window that hold no token where each step is cut to its longest
+            row, 0 to 1; None of rows that are not grouped by length.
+        bytes: of token ids read, by all ranks together.
+        rank_bytes: of them by one rank of ``world_size``.
+        world_size: number of data-parallel ranks.
+        hours: at the given tokens a second, padding included; None where none were given.
+        sources: those that have a weight anywhere in the run.
+        shares: of a mixture those of the beginning, and what stages, edits and exhausted sources make of them.
+    """
+
+    fingerprint: str
+    exact: bool
+    exact_tokens: bool
+    assumed: bool
+    steps: int
+    global_batch_size: int
+    seq_len: int
+    sequences: int
+    empty: int
+    skipped: int
+    tokens: int
+    padding: float
+    least_padding: float
+    cut_padding: float | None
+    bytes: int
+    rank_bytes: int
+    world_size: int
+    hours: float | None
+    sources: tuple[SourceForecast, ...]
+    shares: tuple[HeldShares, ...]
+
+
+def forecast(
+    plan: Plan, *, tokens_per_second: float | None = None, world_size: int = 1
+) -> Forecast:
+    """Look ahead at a whole run. Pools that are not counted yet are sampled where there are many.
+
+    Args:
+        plan: the order. What is estimated is not told to it.
+        tokens_per_second: places of sequences trained a second, of all ranks together.
+        world_size: number of data-parallel ranks.
+
+    Raises:
+        SettingsError: numbers that are none.
+        PlanError: a source that gives no sequence; or a world size that does not divide a step.
+    """
+    if tokens_per_second is not None and not is_positive(tokens_per_second):
+        raise SettingsError(
+            [f"tokens_per_second: {shown(tokens_per_second)} is not a number above 0"]
+        )
+    if (whole(world_size) or 0) < 1:
+        raise SettingsError([f"world_size: {shown(world_size)} is no whole number of at least 1"])
+    for stretch in plan.course.stretches:
+        check_world(stretch.size, 0, world_size)
+    own = plan.twin()
+    counted = not own.course.cuts and own.has_counts
+    measures = _measured(own)
+    run = _Run(own, measures)
+    sources = tuple(_source(run, number) for number in own.weighed)
+    places = run.places()
+    tokens = sum(source.tokens_served for source in sources)
+    size = sum(source.bytes for source in sources)
+    least = run.least_places()
+    return Forecast(
+        fingerprint=plan.fingerprint,
+        exact=counted or all(m.exact for m in measures.values()),
+        exact_tokens=run.exact_tokens,
+        assumed=any(source.assumed for source in sources),
+        steps=own.steps,
+        global_batch_size=own.spec.global_batch_size,
+        seq_len=own.spec.seq_len,
+        sequences=sum(source.sequences for source in sources) - run.skipped,
+        empty=run.empty,
+        skipped=run.skipped,
+        tokens=tokens,
+        padding=1 - tokens / places if places else 0.0,
+        least_padding=max(1 - tokens / least, 0.0) if least else 0.0,
+        cut_padding=_cut_padding(own) if own.spec.group_by_length else None,
+        bytes=size,
+        rank_bytes=-(-size // world_size),
+        world_size=world_size,
+        hours=places / tokens_per_second / 3600 if tokens_per_second else None,
+        sources=sources,
+        shares=_held_shares(run) if isinstance(own.data, Mixture) else (),
+    )
+
+
+def _cut_padding(plan: Plan) -> float:
+    """Padding of the first window where each step is cut to its longest row."""
+    lengths = plan.rows(*plan.grouped.window(0)).lengths
+    size = plan.spec.global_batch_size
+    longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
+    return 1 - int(lengths.sum()) / (int(longest.sum()) * size)
+
+
+def _measured(plan: Plan) -> dict[tuple[int, int], Measure]:
+    """A measure of every source, in every packing an edit makes of it; those before are what it follows from."""
+    eras = len(plan.course.cuts) + 1
+    pools = sum(plan.order(number).pools.count for number in plan.weighed) * eras
+    most = max(_PACKED // (len(plan.weighed) * eras), 2)
+    found: dict[tuple[int, int], Measure] = {}
+    for era, numbers in enumerate(plan.weighed_by_era):
+        estimated = {number for (_, number), one in found.items() if not one.exact}
+        for number in estimated:
+            served = plan.served_in(number, era - 1)
+            # Who served nothing stands where it stood, and nothing is counted of it.
+            if served.any():
+                plan.cuts[era, number] = _cut_between_pools(plan.order(number, era - 1), served)
+        for number in numbers:
+            order = plan.order(number, era)
+            found[era, number] = measure_pools(order, pools if pools <= _PACKED else most)
+    return found
+
+
+def _cut_between_pools(order: SourceOrder, served: Ints) -> Cut:
+    """Where a source stands about, if only whole pools are left of its epoch: as many as it has left sequences.
+
+    Rows of pools that were only estimated cannot be told.
+    """
+    index, lane = divmod(int(served.sum()), order.lanes)
+    epoch = order.epoch_of(lane, index)
+    left = int(order.quotas(epoch + 1).sum() - served.sum())
+    own = [len(pools) for pools in order.epoch(epoch).orders]
+    whole = round(left / order.sequences * order.pools.count)
+    slots = [size - int(mine) for size, mine in zip(own, quotas(whole, order.lanes), strict=True)]
+    return tuple((epoch, max(slot, 0), 0) for slot in slots)
+
+
+def _first_era(plan: Plan, number: int) -> int:
+    """The first packing that a source has a weight in."""
+    return next(era for era, numbers in enumerate(plan.weighed_by_era) if number in numbers)
+
+
+@final
+class _Run:
+    """The stretches of a run under one schedule, and what each source serves in them."""
+
+    def __init__(self, plan: Plan, measures: dict[tuple[int, int], Measure]) -> None:
+        self.plan, self.measures = plan, measures
+        steps = plan.steps
+        last = plan.positions_of(steps - 1)[1] if steps else 0
+        plan.timeline.segment_at(max(last - 1, 0))
+        # With last='drop' some of what is left is not served; and sources may end a run inside a step.
+        end = min(plan.positions, last)
+        self.end = end if plan.timeline.end is None else min(end, plan.timeline.end)
+        self.pieces: list[tuple[int, int, int, np.ndarray]] = []
+        for segment in plan.timeline.segments():
+            if segment.position >= self.end:
+                break
+            until = min(plan.timeline.until(segment) or self.end, self.end)
+            served = (segment.served(until) - segment.bases).sum(axis=1)
+            self.pieces.append((segment.position, until, segment.era, served))
+        self.exact_tokens = (
+            len(plan.course.cuts) == 0
+            and plan.spec.lanes == 1
+            and not plan.course.bans
+            and all(m.pool_tokens is not None for m in measures.values())
+        )
+        self.empty = max(last - self.end, 0)
+        stretches = plan.course.stretches
+        held = 0
+        for place, at in enumerate(stretches):
+            until = stretches[place + 1].step if place + 1 < len(stretches) else steps
+            held += max(min(until, steps) - at.step, 0) * at.size
+        self.skipped = last - held
+        self.tokens = {number: self._tokens(number) for number in plan.weighed}
+
+    def places(self) -> int:
+        """Tokens that the sequences of all steps have room for."""
+        plan, steps, found = self.plan, self.plan.steps, 0
+        stretches = plan.course.stretches
+        for place, at in enumerate(stretches):
+            until = stretches[place + 1].step if place + 1 < len(stretches) else steps
+            found += max(min(until, steps) - at.step, 0) * at.size * at.seq_len
+        return found
+
+    def least_places(self) -> float:
+        """Places of the run that no packing of the documents that are served could do without."""
+        served = least = 0.0
+        for number in self.plan.weighed:
+            for era, count in self.sequences(number).items():
+                order, measure = self.plan.order(number, era), self.measures[era, number]
+                served += count * order.spec.seq_len
+                least += count * order.spec.seq_len * measure.least / order.sequences
+        empty = self.empty * self.plan.course.stretch_at(self.end).seq_len
+        return (self.places() - empty) * least / served if served else 0.0
+
+    def part(self, number: int) -> float:
+        """Share of the sequences that a source has while it is served."""
+        mine = [(stop - at, int(own[number])) for at, stop, _, own in self.pieces if own[number]]
+        return sum(served for _, served in mine) / max(sum(size for size, _ in mine), 1)
+
+    def sequences(self, number: int) -> dict[int, int]:
+        """Sequences of a source by era, of those it has some in."""
+        found: dict[int, int] = {}
+        for _, _, era, served in self.pieces:
+            if served[number]:
+                found[era] = found.get(era, 0) + int(served[number])
+        return found
+
+    def epochs(self, number: int) -> float:
+        """Passes over a source."""
+        return sum(
+            count / self.plan.order(number, era).sequences
+            for era, count in self.sequences(number).items()
+        )
+
+    def _tokens(self, number: int) -> int:
+        """Tokens of a source."""
+        found = 0.0
+        for era, count in self.sequences(number).items():
+            order, measure = self.plan.order(number, era), self.measures[era, number]
+            if self.exact_tokens and measure.pool_tokens is not None:
+                found += _tokens_of(order, measure.pool_tokens, count)
+            else:
+                found += count * measure.tokens / order.sequences
+        # What edits leave out is of all sources alike.
+        left_in = 1 - self.skipped / self.end if self.end else 1.0
+        return round(found * left_in) if self.skipped else round(found)
+
+    def through(self, number: int) -> int | None:
+        """The step at which a source has been passed through once."""
+        done = 0.0
+        for position, until, era, served in self.pieces:
+            if not served[number]:
+                continue
+            part = int(served[number]) / self.plan.order(number, era).sequences
+            if done < 1 <= done + part:
+                at = position + (until - position) * (1 - done) / part
+                return self.plan.course.step_at(max(int(np.ceil(at)) - 1, 0))[0]
+            done += part
+        return None
+
+
+def _tokens_of(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
+    """Tokens of the first sequences of a source that was counted."""
+    epochs, left = divmod(count, order.sequences)
+    taken = order.pools.order(epochs)
+    ends = np.cumsum(order.counts[taken])
+    slot = int(ends.searchsorted(left, side="right"))
+    found = epochs * int(pool_tokens.sum()) + int(pool_tokens[taken[:slot]].sum())
+    inside = left - (int(ends[slot - 1]) if slot else 0)
+    if inside:
+        rows = order.pools.rows(int(taken[slot]), epochs)
+        found += int(rows.lengths[: int(rows.pointers[inside])].sum())
+    return found
+
+
+def _source(run: _Run, number: int) -> SourceForecast:
+    plan, first = run.plan, _first_era(run.plan, number)
+    name, order, measure = (
+        plan.names[number],
+        plan.order(number, first),
+        run.measures[first, number],
+    )
+    store = plan.stores[name]
+    served, tokens = sum(run.sequences(number).values()), run.tokens[number]
+    everything = sum(run.tokens.values())
+    part = run.part(number)
+    weight, effective = _shares(run, number)
+    gone = plan.timeline.exhausted.get(number)
+    size = store.dtype.itemsize if isinstance(store, Store) else _UNKNOWN_BYTES
+    return SourceForecast(
+        name=name,
+        assumed=isinstance(store, AssumedStore),
+        documents=order.pools.chosen,
+        tokens=store.tokens,
+        sequences_per_epoch=order.sequences,
+        sequences=served,
+        epochs=run.epochs(number),
+        tokens_served=tokens,
+        split=round(measure.split),
+        dropped=round(measure.dropped),
+        lost=round(measure.lost),
+        weight=weight,
+        effective=effective,
+        error=effective / weight - 1 if weight and effective is not None else None,
+        share=tokens / max(everything, 1),
+        through=run.through(number),
+        exhausted=None if gone is None or gone >= run.end else plan.course.steps_until(gone),
+        bytes=tokens * size,
+        mixing=mixing(order, plan.spec.global_batch_size * part, part) if part else None,
+    )
+
+
+def _held_shares(run: _Run) -> tuple[HeldShares, ...]:
+    """The shares of a mixture's sources, and where they change."""
+    plan = run.plan
+    segments = [one for one in plan.timeline.segments() if one.position < run.end]
+    return tuple(
+        HeldShares(
+            plan.course.steps_until(segment.position),
+            {
+                plan.names[number]: count / segment.schedule.period
+                for number, count in zip(
+                    segment.sources.tolist(), segment.schedule.counts, strict=True
+                )
+            },
+        )
+        for segment in segments
+    )
+
+
+def _shares(run: _Run, number: int) -> tuple[float | None, float | None]:
+    """Weight and effective share of a source at the beginning, in the unit of the mixture."""
+    plan = run.plan
+    if not isinstance(plan.data, Mixture):
+        return None, None
+    weights = plan.shares(plan.course.changes[0].weights)
+    segment = plan.timeline.segments()[0]
+    slots = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
+    given = {}
+    for one, count in slots.items():
+        order, measure = plan.order(one), run.measures[0, one]
+        per = {
+            "tokens": measure.tokens / order.sequences,
+            "documents": order.pools.chosen / order.sequences,
+            "epochs": 1 / order.sequences,
+        }
+        given[one] = count * per[plan.data.unit]
+    total = sum(given.values())
+    return weights.get(plan.names[number], 0.0), given.get(number, 0.0) / total

@@ -1,0 +1,193 @@
+"""What a checkpoint says of its plan, read without torch: the plan can be made again from it and the stores."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchloom.core.errors import InputMissingError, PlanError, SettingsError, StateError
+from batchloom.core.files import because, nearest_path, read_regular
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.settings import from_plain
+from batchloom.plan import Mixture, Plan, PlanSpec, SourceSpec, Stage, with_journal
+from batchloom.plan.mixture import PlanStore
+from batchloom.plan.order import SOURCE
+from batchloom.plan.packing import packing_from_identity
+
+_STATE, _RUN = "state.json", "run.json"
+_MOST_BYTES = 64 << 20
+_SAVED = "Use what was saved"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A saved position.
+
+    Attributes:
+        place: the file it was read from.
+        state: of the loader, as ``state_dict`` gave it.
+        step: the steps done; None where only the state is known.
+        steps: of the whole run; None where nothing says so.
+    """
+
+    place: Path
+    state: Mapping[str, Any]
+    step: int | None
+    steps: int | None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read the state in a run's folder (of its newest checkpoint), a checkpoint's folder, or a JSON file.
+
+    Raises:
+        InputMissingError: nothing is there, or the run has no checkpoint yet.
+        StateError: what is there is damaged, or no state.
+    """
+    file = _state_file(path)
+    plain = _object(file)
+    if "loader" in plain:
+        whole = {name: value for name, value in plain.items() if name != "check"}
+        if plain.get("check") != fingerprint(whole) or not isinstance(plain["loader"], dict):
+            raise StateError(
+                f"{file} was changed after it was written: its check does not fit its fields. {_SAVED}."
+            )
+        state, step = plain["loader"], plain.get("step")
+    else:
+        state, step = plain, None
+    if not isinstance(state.get("identity"), dict) or "position" not in state:
+        raise StateError(f"{file} holds no state of a loader. Give what state_dict() returned.")
+    run = file.parent.parent.parent / _RUN
+    steps = _object(run).get("steps") if step is not None and run.is_file() else None
+    return Checkpoint(file, state, step, steps if isinstance(steps, int) else None)
+
+
+def _state_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if (path / _STATE).is_file():
+        return path / _STATE
+    if (path / _RUN).is_file():
+        found = sorted(
+            (file for file in path.glob(f"checkpoints/step_*/{_STATE}")),
+            key=lambda file: (
+                int(file.parent.name.removeprefix("step_") or 0)
+                if file.parent.name.removeprefix("step_").isdigit()
+                else -1
+            ),
+        )
+        if not found:
+            raise InputMissingError(
+                f"The run in {path} has no checkpoint yet (--save-interval sets how often one is made)."
+            )
+        return found[-1]
+    if path.is_dir():
+        raise InputMissingError(
+            f"{path} is neither a run's folder (with {_RUN}) nor a checkpoint's (with {_STATE})."
+        )
+    raise InputMissingError(f"{path} does not exist{nearest_path(str(path))}")
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_regular(file, _MOST_BYTES))
+    except OSError as error:
+        raise StateError(f"{file} cannot be read: {because(error)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{file} is not JSON: {error}. {_SAVED}.") from error
+    if not isinstance(found, dict):
+        raise StateError(f"{file} holds no JSON object. {_SAVED}.")
+    return found
+
+
+def plan_again(found: Checkpoint, stores: Mapping[str, PlanStore], steps: int | None) -> Plan:
+    """The plan of a checkpoint, with its journal, made again over its stores and checked against its state.
+
+    Args:
+        found: the checkpoint.
+        stores: by the names of the sources; of a run on one store by any name.
+        steps: of the run, where the checkpoint does not say so.
+
+    Raises:
+        StateError: the stores are not those of the run; names each field that differs, and what would go on.
+    """
+    identity = found.state["identity"]
+    total = found.steps if steps is None else steps
+    try:
+        plans = [
+            Plan(_data(identity, stores), _spec(identity, total, block=block))
+            for block in _blocks(identity)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, (PlanError, SettingsError)):
+            raise
+        raise StateError(
+            f"{found.place} holds no identity of a plan ({error!r}). {_SAVED}."
+        ) from error
+    # Which block was asked for and which was chosen makes one order, and two plans of later generations.
+    same = [plan for plan in plans if plan.identity == identity]
+    plan = with_journal((same or plans)[0], found.state)
+    plan.resume(dict(found.state))
+    return plan
+
+
+def _blocks(identity: Mapping[str, Any]) -> list[int]:
+    block = identity["spec"]["block"]
+    return [block] if "mixture" in identity else [0, block]
+
+
+def _spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
+    spec = identity["spec"]
+    given = {**spec, "block": block, "packing": packing_from_identity(spec["packing"])}
+    if given.get("epochs") is not None or given.get("steps") is not None:
+        # Rows that are grouped by length know the end of their run.
+        return from_plain(PlanSpec, given)
+    if steps is None and "mixture" in identity:
+        steps = identity["mixture"].get("steps") or _endless(given)
+    return from_plain(PlanSpec, {**given, "steps": steps or _endless(given)})
+
+
+def _endless(given: Mapping[str, Any]) -> int:
+    """Steps of a run of which nobody says how long it is: as many as there can be."""
+    most = min(PlanSpec.bounds["steps"][1], (1 << 62) // int(given["global_batch_size"]))
+    return most - most % max(int(given.get("group_by_length", 0)), 1)
+
+
+def is_endless(plan: Plan) -> bool:
+    """Whether nobody said how long the run of a plan is."""
+    spec = plan.spec
+    names = ("global_batch_size", "group_by_length")
+    return spec.steps == _endless({name: getattr(spec, name) for name in names})
+
+
+def _data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]) -> PlanStore | Mixture:
+    told = identity["sources"]
+    mixture = identity.get("mixture")
+    if mixture is None:
+        if len(stores) != 1:
+            raise StateError(
+                f"The run was on one store ({told[SOURCE]['documents']:,} documents, fingerprint "
+                f"{told[SOURCE]['store'][:12]}); {len(stores)} are given. Give that one."
+            )
+        return next(iter(stores.values()))
+    missing = [name for name in told if name not in stores]
+    if missing:
+        prints = ", ".join(f"{name} (fingerprint {told[name]['store'][:12]})" for name in missing)
+        raise StateError(
+            f"The run was on a mixture, and no store is given for {prints}; given are {', '.join(stores)}. Name each: "
+            "--mixture with the run's file, or with the paths of its stores."
+        )
+    return Mixture(
+        mixture["weights"],
+        stores=stores,
+        unit=mixture["unit"],
+        temperature=mixture["temperature"],
+        most_epochs=mixture["most_epochs"],
+        exhausted=mixture["exhausted"],
+        sources={name: _own(entry) for name, entry in told.items()},
+        stages=[Stage(**stage) for stage in mixture["stages"]],
+    )
+
+
+def _own(entry: Mapping[str, Any]) -> SourceSpec:
+    return SourceSpec(**{n: entry[n] for n in ("epochs", "seed", "overlong") if n in entry})

@@ -1,0 +1,111 @@
+"""Which rank is given which row of a step: the way back from rows to ranks."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches import Loader
+from batchloom.batches.loading import Streamed
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.core.settings import shown, whole
+from batchloom.plan import Plan, balanced, check_world, stretches
+from batchloom.plan.order import costliest_first, refuse_lanes
+
+Ints = NDArray[np.int64]
+
+
+def plan_of(data: Plan | Loader) -> Plan:
+    """The plan of a loader, or the one that is given.
+
+    Raises:
+        PlanError: it is a stream, or repeats one.
+        TypeError: it is neither.
+    """
+    plan: object = data.plan if isinstance(data, Loader) else data
+    refuse_lanes(plan, "cannot be asked with explain or when")
+    if isinstance(plan, Streamed):
+        raise PlanError(
+            "A stream cannot be asked with explain or when: its steps come one after the other. Make a plan of pools "
+            "over prepared data: batchloom prepare, or the store of stream(keep=FOLDER)."
+        )
+    if isinstance(data, Loader):
+        return data.plan
+    if not isinstance(data, Plan):
+        raise TypeError(
+            f"Questions are asked of a Plan or a Loader, not of {type(data).__name__}: "
+            "explain(Loader(store, seq_len=..., global_batch_size=...), step)"
+        )
+    return data
+
+
+def dealt(data: Plan | Loader, step: int, world_size: int) -> Ints:
+    """The data-parallel rank of each row of a step, int64 [global_batch_size].
+
+    Args:
+        data: a plan, or a loader, whose ``balance`` and ``uneven`` hold.
+        step: the step.
+        world_size: number of data-parallel ranks.
+
+    Raises:
+        PlanError: the world size does not divide the step.
+    """
+    plan = plan_of(data)
+    start, stop = plan.positions_of(step)
+    size, lanes = stop - start, plan.spec.lanes
+    uneven = data.spec.uneven if isinstance(data, Loader) else "refuse"
+    check_world(size, 0, world_size, uneven)
+    if isinstance(data, Loader) and data.spec.balance and world_size > 1:
+        return balanced(data.costs.of(plan, plan.rows(start, stop)), world_size)
+    if lanes > 1 and lanes % world_size == 0:
+        return plan.lanes_of(start, stop) % world_size
+    return stretches(size, world_size)
+
+
+def in_batches(data: Plan | Loader, step: int, of: Ints) -> Ints:
+    """The rows of a step rank by rank, those of each in the order of its batch.
+
+    Args:
+        data: a plan, or a loader.
+        step: the step.
+        of: the rank of each row.
+    """
+    if isinstance(data, Loader) and data.spec.balance and of.any():
+        order = costliest_first(
+            data.costs.of(data.plan, data.plan.rows(*data.plan.positions_of(step)))
+        )
+        return order[np.argsort(of[order], kind="stable")]
+    return np.argsort(of, kind="stable")
+
+
+def world_of(
+    data: Plan | Loader, rank: int | None, world_size: int | None
+) -> tuple[int | None, int]:
+    """Data-parallel rank (None for all) and size that a question is about.
+
+    Raises:
+        SettingsError: a rank of a world nobody gives the size of, or numbers that are none.
+        PlanError: the rank does not exist.
+    """
+    ranks, number = whole(world_size), whole(rank)
+    problems = [
+        f"{name}: {shown(given)} is no whole number of at least {least}"
+        for name, given, made, least in (
+            ("world_size", world_size, ranks, 1),
+            ("rank", rank, number, 0),
+        )
+        if given is not None and (made is None or made < least)
+    ]
+    own = (
+        data.spec.mesh.place(data.spec.rank, data.spec.world_size)
+        if isinstance(data, Loader)
+        else None
+    )
+    if rank is not None and world_size is None and own is None:
+        problems.append("world_size: missing; a rank is one of so many")
+    if problems:
+        raise SettingsError(problems)
+    ranks = ranks or (own.world_size if own else 1)
+    if number is not None and number >= ranks:
+        raise PlanError(
+            f"rank {number} of world_size {ranks} does not exist; ranks run from 0 to {ranks - 1}."
+        )
+    return number, ranks

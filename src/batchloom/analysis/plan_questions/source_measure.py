@@ -1,0 +1,194 @@
+"""What is known of a source without serving it: sequences, tokens, splits and mixing, of all pools or of a sample."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.plan import count_sequences, least_sequences
+from batchloom.plan.order import SourceOrder
+from batchloom.plan.packing import Rows, aligned
+
+Ints = NDArray[np.int64]
+
+# Pools of more sequences are not looked into: documents far longer than a sequence would take gigabytes.
+_LARGE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One epoch of a source, from all of its pools or from a sample of them.
+
+    Attributes:
+        exact: whether every pool was packed.
+        tokens: of an epoch, without what is left out.
+        least: sequences that no packing of these documents could do with less of.
+        split: documents that are cut, of those that are served.
+        dropped: documents that are left out as too long.
+        lost: tokens that are left out.
+        pool_tokens: tokens of each pool, int64 [pools]; None of a sample, or where pools are too large to look into.
+    """
+
+    exact: bool
+    tokens: float
+    least: float
+    split: float
+    dropped: float
+    lost: float
+    pool_tokens: Ints | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How well neighbours of the store are mixed, measured in sampled pools.
+
+    Attributes:
+        block: neighbouring documents that go to the same pool.
+        pool: documents that are mixed with one another.
+        apart: positions of the run between a document and the next one of the store, in the mean.
+        documents: documents in a step.
+        blocks: blocks of neighbours they are of.
+    """
+
+    block: int
+    pool: int
+    apart: float
+    documents: float
+    blocks: float
+
+
+def measure_pools(order: SourceOrder, most: int) -> Measure:
+    """Pack the pools of a source, or ``most`` of them spread over all, and let it know the number of sequences.
+
+    Of a sample, the pools that were not packed count as the mean of those that were: the source then answers
+    every question about positions, about right, and serves nothing.
+    """
+    pools, spec = order.pools, order.spec
+    chosen = np.unique(np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64))
+    sequences, tokens = np.zeros(len(chosen), np.int64), np.zeros(len(chosen), np.int64)
+    documents = split = dropped = lost = 0
+    packed: list[Ints] = []
+    for place, pool in enumerate(chosen.tolist()):
+        members = pools.members(pool)
+        fitted = pools.fitted(pool)
+        taken = aligned(fitted, spec.align)
+        known = int(order.counts[pool])
+        sequences[place] = (
+            known if known >= 0 else count_sequences(taken, spec.seq_len, spec.packing)
+        )
+        tokens[place] = fitted.sum()
+        documents += len(members)
+        split += _cut(taken, spec.seq_len, spec.packing)
+        if spec.overlong != "split":
+            raw = order.store.lengths.take(members).astype(np.int64)
+            dropped += int(((raw > 0) & (fitted == 0)).sum())
+            lost += int(raw.sum() - fitted.sum())
+        packed.append(taken)
+    whole = len(chosen) == pools.count
+    scale = pools.documents / max(documents, 1)
+    if spec.overlong == "split" and tokens.any():
+        # Every token is served: a ratio of tokens is nearer than one of documents.
+        scale = order.store.tokens / int(tokens.sum())
+    total = float(tokens.sum() * scale)
+    least = float(least_sequences(np.concatenate(packed), spec.seq_len)) if packed else 0.0
+    _adopt(order, chosen, sequences, None if whole else float(sequences.sum() * scale))
+    return Measure(
+        exact=whole,
+        tokens=total,
+        least=least * scale,
+        split=split * scale,
+        dropped=dropped * scale,
+        lost=lost * scale,
+        pool_tokens=tokens if whole and sequences.max(initial=0) <= _LARGE else None,
+    )
+
+
+def _adopt(order: SourceOrder, chosen: Ints, sequences: Ints, total: float | None) -> None:
+    """Let a source know the sequences of its pools; ``total`` is what they come to where not all were packed."""
+    if order.counted:
+        return
+    counts = order.counts.copy()
+    if total is None:
+        counts[chosen] = sequences
+    else:
+        # The mean is no whole number: every pool has the part of it that is due.
+        ends = np.rint(np.arange(1, len(counts) + 1) * (total / len(counts))).astype(np.int64)
+        counts = np.where(counts < 0, np.diff(ends, prepend=0), counts)
+    order.adopt(counts)
+
+
+def _cut(lengths: Ints, seq_len: int, packing: str) -> int:
+    """How many documents have tokens in several sequences."""
+    if packing != "wrap":
+        return int((lengths > seq_len).sum())
+    ends = np.cumsum(lengths)
+    return int(((ends - lengths) // seq_len < (ends - 1) // seq_len)[lengths > 0].sum())
+
+
+def mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing:
+    """Measure in one pool how far apart neighbours come, and what a step is drawn from.
+
+    Args:
+        order: the source.
+        step_rows: its sequences of a step.
+        share: its share of the sequences while it is served.
+    """
+    pools, spec = order.pools, order.spec
+    block = pools.blocks[0]
+    pool = pools.count // 2
+    if order.counts[pool] > _LARGE:
+        return _mixing_in_large_pools(order, int(order.counts[pool]), step_rows, share)
+    rows = pools.rows(pool, 0)
+    size = min(max(round(step_rows), 1), max(len(rows), 1))
+    first = (len(rows) - size) // 2
+    a, b = int(rows.pointers[first]), int(rows.pointers[first + size])
+    held = np.unique(rows.documents[a:b])
+    # More sequences than a pool has come from further pools like it.
+    more = step_rows / size
+    # Single documents come anywhere in an epoch, so that two are a third of it apart, in the mean.
+    alone = spec.shuffle and block == 1
+    apart = order.sequences / 3 if alone else _apart(rows, block if spec.shuffle else 0)
+    return Mixing(
+        block=block if spec.shuffle else pools.documents,
+        pool=min(spec.pool_size, pools.documents),
+        apart=apart / share,
+        documents=len(held) * more,
+        blocks=len(np.unique(held // block)) * more,
+    )
+
+
+def _mixing_in_large_pools(
+    order: SourceOrder, sequences: int, step_rows: float, share: float
+) -> Mixing:
+    """What pools of so many sequences that nearly all hold a piece of one document come to."""
+    pools, spec = order.pools, order.spec
+    block, pool = pools.blocks[0], min(spec.pool_size, pools.documents)
+    if not spec.shuffle:
+        held = max(step_rows * pool / sequences, 1.0)
+        return Mixing(
+            block=pools.documents, pool=pool, apart=1 / share, documents=held, blocks=held
+        )
+
+    def distinct(things: float) -> float:
+        return things * -math.expm1(-step_rows / things)
+
+    return Mixing(
+        block=block,
+        pool=pool,
+        apart=(order.sequences if block == 1 else sequences) / 3 / share,
+        documents=distinct(pool),
+        blocks=distinct(max(pool / block, 1)),
+    )
+
+
+def _apart(rows: Rows, block: int) -> float:
+    """Rows between a document and the next of its block (0: of the store), both in one pool, in the mean."""
+    numbers = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
+    order = np.argsort(rows.documents, kind="stable")
+    documents, at = rows.documents[order], numbers[order]
+    near = documents[1:] == documents[:-1] + 1
+    if block:
+        near &= documents[1:] // block == documents[:-1] // block
+    gaps = np.abs(at[1:] - at[:-1])[near]
+    return float(gaps.mean()) if gaps.size else 0.0

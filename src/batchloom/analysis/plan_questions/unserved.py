@@ -1,0 +1,76 @@
+"""Why a document is in no step of a run that somebody looks at."""
+
+import numpy as np
+
+from batchloom.core.wording import counted
+from batchloom.plan import Plan
+from batchloom.plan.mixture import weighed_in
+from batchloom.store import Store
+from batchloom.store.read import holds_media
+
+
+def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
+    """Why a document of a source is in none of the steps up to ``last``; its pools are counted.
+
+    Args:
+        plan: the order.
+        number: of the source in the plan.
+        document: of the source.
+        last: the last step that was looked at.
+    """
+    name = plan.names[number]
+    length = int(plan.stores[name].lengths.take(np.array([document]))[0])
+    media = getattr(plan.stores[name], "media", "")
+    if not length and media:
+        return f"it is empty, or its media are others than source {name!r} takes of its store (media={media!r})"
+    if not length:
+        return "it is empty: there is no token to serve"
+    specs = [plan.order(number, era).spec for era in _eras(plan, number)]
+    if all(spec.overlong == "drop" and length > spec.seq_len for spec in specs):
+        store = plan.stores[name]
+        cut = (
+            ""
+            if isinstance(store, Store) and holds_media(store)
+            else ", overlong='split' or 'truncate'"
+        )
+        return (
+            f"it has {length:,} tokens, more than seq_len {max(spec.seq_len for spec in specs):,}, and overlong='drop' "
+            f"leaves it out; a seq_len of at least {length:,}{cut} would serve it"
+        )
+    if last < 0:
+        return "the run has no step"
+    # Of a window of group_by_length that has begun, the rows still to come count as its turn.
+    end = min(plan.grouped.window(plan.positions_of(last)[1] - 1)[1], plan.positions)
+    served = _served(plan, number, end)
+    if not served:
+        return f"source {name!r} has no weight up to step {last:,}{_later(plan, number, end)}"
+    total = plan.order(number, _eras(plan, number)[0]).sequences
+    skips = " Edits skip steps." if any(edit.skip for edit in plan.edits) else ""
+    ended = plan.timeline.end is not None and plan.timeline.end <= end
+    later = "The sources end the run" if ended else "Later steps may hold it"
+    return (
+        f"its turn does not come up to step {last:,}: until then {name} serves {counted(served, 'sequence')}, and an "
+        f"epoch of it has {total:,}.{skips} {later}"
+    )
+
+
+def _eras(plan: Plan, number: int) -> list[int]:
+    return [era for era, numbers in enumerate(plan.weighed_by_era) if number in numbers]
+
+
+def _served(plan: Plan, number: int, end: int) -> int:
+    """Sequences of a source before a position."""
+    found = 0
+    for segment in plan.timeline.segments():
+        if segment.position < end:
+            until = min(plan.timeline.until(segment) or end, end)
+            found += int((segment.served(until) - segment.bases)[number].sum())
+    return found
+
+
+def _later(plan: Plan, number: int, end: int) -> str:
+    """After how many steps a source has a weight, where that is later than a position."""
+    for change in plan.course.changes:
+        if change.position >= end and plan.names[number] in weighed_in(change.weights, plan.names):
+            return f"; it has one after {counted(plan.course.steps_until(change.position), 'step')}"
+    return ""

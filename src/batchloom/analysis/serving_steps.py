@@ -1,0 +1,263 @@
+"""When a document, or a record of an input, is served: every step of a run, past and future."""
+
+import json
+from dataclasses import dataclass
+
+from batchloom.analysis.plan_questions import dealt, have_tables, plan_of, why_unserved, world_of
+from batchloom.batches import Loader
+from batchloom.core.errors import InputError
+from batchloom.core.settings import nearest, raise_problems, shown, whole
+from batchloom.plan import Plan, seen
+from batchloom.store import Store, documents_of, open_store
+from batchloom.store.format import QUARANTINE_NAME, SUBSETS, of_generation
+from batchloom.store.read import source_named
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """A sequence of a run that holds a document, or a piece of it.
+
+    Attributes:
+        source: name of the source in the plan; of a lone store ``data``.
+        document: its number in the store.
+        step: the step.
+        row: the place of the sequence in the step, counted over all ranks.
+        rank: the data-parallel rank that is given it.
+        position: its position in the run.
+        epoch: the pass over the source, from 0.
+        banned: whether an edit of the run bans the document by then: padding stands in its place.
+    """
+
+    source: str
+    document: int
+    step: int
+    row: int
+    rank: int
+    position: int
+    epoch: int
+    banned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """A document that was asked for, and is in none of the steps.
+
+    Attributes:
+        source: name of the source in the plan; of a lone store ``data``.
+        document: its number in the store.
+        reason: why it is in none.
+    """
+
+    source: str
+    document: int
+    reason: str
+
+
+def when(
+    data: Plan | Loader,
+    *,
+    document: int | None = None,
+    source: str | None = None,
+    record: int | None = None,
+    file: str | None = None,
+    last_step: int | None = None,
+    world_size: int | None = None,
+) -> tuple[Showing, ...]:
+    """Tell at which steps, and in which of their rows, a document is served.
+
+    The way back of :func:`explain`. It needs the number of sequences of every pool: where no table
+    of them is cached, they are counted (the log ``batchloom`` tells how far it is), and kept.
+
+    Args:
+        data: a plan, or a loader, whose ``mesh``, ``balance`` and ``uneven`` then hold.
+        document: number of a document in its store; or
+        record: number of a record, from 0, in an input file.
+        source: of a mixture the name of its source; else name of an input (a file or a data set) of the store.
+        file: the input file, where the source has several.
+        last_step: the last step of interest; None for the last of the run.
+        world_size: number of data-parallel ranks; None for the loader's, of a plan 1.
+
+    Returns:
+        Showings in the order of their positions.
+
+    Raises:
+        InputError: no such source, document or record; or a record that became no document, with the reason where it
+            is known.
+        SettingsError: neither a document nor a record is named, or both.
+        PlanError: a world size that does not divide the step.
+    """
+    return when_and_why(
+        data,
+        document=document,
+        source=source,
+        record=record,
+        file=file,
+        last_step=last_step,
+        world_size=world_size,
+    )[0]
+
+
+def when_and_why(
+    data: Plan | Loader,
+    *,
+    document: int | None,
+    source: str | None,
+    record: int | None,
+    file: str | None,
+    last_step: int | None,
+    world_size: int | None,
+) -> tuple[tuple[Showing, ...], tuple[Unserved, ...]]:
+    """What :func:`when` tells, and of each document that is in no step why."""
+    plan, (_, ranks) = plan_of(data), world_of(data, None, world_size)
+    asked = _asked(document, record, last_step)
+    number, documents = _documents(plan, asked, source, file)
+    have_tables(plan)
+    last = plan.steps - 1 if asked["last_step"] is None else min(asked["last_step"], plan.steps - 1)
+    name, found, unserved = plan.names[number], [], []
+    for one in documents:
+        bans = [p for p, n, numbers in plan.course.bans if n == name and one in numbers]
+        places = seen(plan, number, one, last) if last >= 0 else []
+        if not places:
+            unserved.append(Unserved(name, one, why_unserved(plan, number, one, last)))
+        for at in places:
+            rank = int(dealt(data, at.step, ranks)[at.row]) if ranks > 1 else 0
+            gone = any(at.position >= position for position in bans)
+            found.append(Showing(name, one, at.step, at.row, rank, at.position, at.epoch, gone))
+    found.sort(key=lambda showing: (showing.position, showing.document))
+    return tuple(found), tuple(unserved)
+
+
+def _asked(document: object, record: object, last_step: object) -> dict[str, int | None]:
+    given = {"document": document, "record": record, "last_step": last_step}
+    numbers = {name: whole(value) for name, value in given.items()}
+    problems = [
+        f"{name}: {shown(value)} is no whole number from 0 on"
+        for name, value in given.items()
+        if value is not None and (numbers[name] is None or int(numbers[name] or 0) < 0)
+    ]
+    if (document is None) == (record is None):
+        problems.append("document: give the number of a document, or a record of a source")
+    raise_problems(problems)
+    return numbers
+
+
+def _documents(
+    plan: Plan, asked: dict[str, int | None], source: str | None, file: str | None
+) -> tuple[int, list[int]]:
+    """The number of the source in the plan, and the documents that are asked for."""
+    names = [plan.names[n] for n in plan.weighed]
+    document, record = asked["document"], asked["record"]
+    if document is not None:
+        name = source if source in plan.names else None
+        if name is None and (source is not None or len(plan.names) > 1):
+            raise InputError(
+                f"source: {shown(source)} is none of {', '.join(plan.names)}"
+                f"{nearest(str(source), plan.names)}. A document's number is of one source of the plan; name it."
+            )
+        name = name or plan.names[0]
+        size = plan.stores[name].lengths.size
+        if document >= size:
+            raise InputError(
+                f"There is no document {document:,} in {name}: there are {size:,}, numbered from 0."
+            )
+        return _weighed(plan, name, names), [document]
+    name, input_name = _input(plan, source, file)
+    store = plan.stores[name]
+    if not isinstance(store, Store) or record is None:
+        raise InputError(f"Source {name!r} has only lengths; ask by the number of a document.")
+    found = documents_of(store, input_name, record)
+    if not found:
+        raise InputError(_left_out(store, input_name, record))
+    return _weighed(plan, name, names), found
+
+
+def _weighed(plan: Plan, name: str, names: list[str]) -> int:
+    if name not in names:
+        raise InputError(
+            f"Source {name!r} has no weight anywhere in the run: none of its documents is served. Sources with one: "
+            f"{', '.join(names)}."
+        )
+    return plan.names.index(name)
+
+
+def _input(plan: Plan, source: str | None, file: str | None) -> tuple[str, str]:
+    """Which source of the plan and which input file of its store are meant."""
+    stores = {name: store for name, store in plan.stores.items() if isinstance(store, Store)}
+    if source in plan.names:
+        chosen = {name: store for name, store in stores.items() if name == source}
+        wanted = file
+    else:
+        chosen, wanted = stores, file or source
+    found = [
+        (name, one)
+        for name, store in chosen.items()
+        for one in (source_named(store, wanted) if wanted else _all_inputs(store))
+    ]
+    if len(found) == 1:
+        return found[0]
+    known = [one for store in chosen.values() for one in _all_inputs(store)]
+    if not known:
+        raise InputError(
+            "record: a bare prefix does not say which records its documents came from; ask by the number of a document."
+        )
+    if not found:
+        raise InputError(
+            f"source: no input of {', '.join(chosen)} is called {shown(wanted)}{_meant(str(wanted), known) or '.'} "
+            "batchloom log --json lists them."
+        )
+    few = ", ".join(sorted({one for _, one in found})[:_SHOWN])
+    more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
+    raise InputError(
+        f"file: missing; a record is of one file, and {shown(wanted or source)} has {len(found):,}: {few}{more}"
+    )
+
+
+def _meant(wanted: str, known: list[str]) -> str:
+    """The inputs that may be meant: a store calls them by their place below what was prepared."""
+    last = wanted.rpartition("/")[2]
+    same = sorted({name for name in known if name.rpartition("/")[2] == last})
+    if not same:
+        return nearest(wanted, known)
+    return f"; did you mean {' or '.join(map(shown, same[:_SHOWN]))}?"
+
+
+def _all_inputs(store: Store) -> list[str]:
+    return [source.name for source in store.manifest.sources] if store.manifest else []
+
+
+def _left_out(store: Store, file: str, record: int) -> str:
+    """Why a record that was read became no document of the subset, as far as the store says so."""
+    said = f"Record {record:,} of {file} was read, and became no document of subset {store.split!r}"
+    for subset in SUBSETS:
+        if subset in store.subsets and subset != store.split:
+            other = open_store(store.path, subset, generation=store.generation)
+            if there := documents_of(other, file, record):
+                numbers = ", ".join(map(str, there[:_SHOWN]))
+                return f"{said}: it is document {numbers} of subset {subset!r}, which the plan does not serve."
+    if reason := _quarantined(store, file, record):
+        return f"{said}: it stands in {QUARANTINE_NAME}, since {reason}"
+    return (
+        f"{said}: it was left out when the store was made (a duplicate, dropped by a step of cleaning, or empty; "
+        f"{store.path / 'report.json'} counts them by reason), or is compacted away. The text of a duplicate stands "
+        "under another record."
+    )
+
+
+def _quarantined(store: Store, file: str, record: int) -> str:
+    for number in range(1, (store.generation or 1) + 1):
+        path = store.path / of_generation(QUARANTINE_NAME, number)
+        if not path.is_file():
+            continue
+        with path.open("rb") as lines:
+            for line in lines:
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                if not isinstance(entry, dict) or entry.get("source") != file:
+                    continue
+                if record + 1 in (entry.get("line"), entry.get("row")):
+                    return str(entry.get("reason"))
+    return ""

@@ -1,0 +1,306 @@
+"""The settings of augmentation: which tokens of a batch are changed, and what becomes of them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import SettingsError, StateError
+from batchloom.core.fingerprint import key128
+from batchloom.core.keyed_hashing import Key
+from batchloom.core.settings import from_plain, raise_problems, set_wholes, shown, to_plain, whole
+
+# The entry of a state that says how its batches were augmented.
+ENTRY = "augment"
+# Which tokens a seed chooses changes with this number; docs/augmentation.md describes each version.
+AUGMENT_VERSION = 1
+
+_SHARES = (
+    *("mask_prob", "mask_replace_prob", "random_replace_prob"),
+    *("noise_prob", "loss_drop_prob"),
+)
+_MOST_IDS = 1 << 31
+_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Augment:
+    """What is done to the tokens of a batch, after packing; with the defaults nothing.
+
+    Probabilities are of each token on its own. Tokens without loss (padding, prompts, the first
+    of each span) and special tokens stay as they are.
+
+    Attributes:
+        mask_prob: tokens that are to be told from both sides (BERT; 0.15 there). Labels stand at
+            them, unshifted, and nowhere else.
+        mask_id: what they become; None for the tokenizer's own mask token.
+        mask_replace_prob: share of them that become ``mask_id``.
+        random_replace_prob: share of them that become any other token; the rest stay.
+        noise_prob: tokens of the input that become any other, while labels stay the true ones.
+        loss_drop_prob: tokens whose loss is left out.
+        seed: at most 128 bits; another seed chooses other tokens.
+        vocab_size: ids the model has; None for the tokenizer's.
+        special_ids: further tokens that stay and that no token becomes.
+    """
+
+    mask_prob: float = 0.0
+    mask_id: int | None = None
+    mask_replace_prob: float = 0.8
+    random_replace_prob: float = 0.1
+    noise_prob: float = 0.0
+    loss_drop_prob: float = 0.0
+    seed: int = 0
+    vocab_size: int | None = None
+    special_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        most = (1 << 128) - 1
+        bounds = {
+            "mask_id": (0, _MOST_IDS - 1),
+            "seed": (-most, most),
+            "vocab_size": (1, _MOST_IDS),
+        }
+        problems = [
+            f"{name}: {shown(getattr(self, name))} is no probability from 0 to 1"
+            for name in _SHARES
+            if not _is_share(getattr(self, name))
+        ]
+        if not problems:
+            for name in _SHARES:
+                object.__setattr__(self, name, float(getattr(self, name)))
+            problems += self._contradictions()
+        problems += set_wholes(self, bounds)
+        problems += self._set_special()
+        raise_problems([f"augment.{problem}" for problem in problems])
+
+    def _contradictions(self) -> list[str]:
+        both = self.mask_replace_prob + self.random_replace_prob
+        # 0.9 and 0.1 are 1, whatever the sum of the nearest binary fractions is.
+        problems = (
+            [f"mask_replace_prob: with random_replace_prob it makes {both:g}, more than 1"]
+            if both > 1 + 1e-9
+            else []
+        )
+        if self.mask_prob and self.noise_prob:
+            problems.append(
+                f"noise_prob: {self.noise_prob} and mask_prob: {self.mask_prob} exclude each other, for one is of "
+                "models that see both sides and the other of causal ones; random_replace_prob is the noise of masking"
+            )
+        return problems
+
+    def _set_special(self) -> list[str]:
+        given: Any = self.special_ids
+        if not isinstance(given, (tuple, list)):
+            return [f"special_ids: {shown(given)} is no tuple of ids"]
+        ids = [whole(one) for one in given]
+        wrong = [
+            given[number]
+            for number, one in enumerate(ids)
+            if one is None or not 0 <= one < _MOST_IDS
+        ]
+        if wrong:
+            return [f"special_ids: {shown(wrong[0])} is no id"]
+        object.__setattr__(self, "special_ids", tuple(ids))
+        return []
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it changes anything."""
+        return bool(self.mask_prob or self.noise_prob or self.loss_drop_prob)
+
+
+def _is_share(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return math.isfinite(value) and 0 <= float(value) <= 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Augmentation:
+    """Augmentation made ready for the batches of one store.
+
+    Attributes:
+        settings: with ``mask_id`` found.
+        special: whether an id is special [at most the largest special id + 2]; the last entry is of
+            all ids above.
+        drawn: the ids that a token may become, int64; empty where none becomes any.
+        choose, become, drop: keys of which tokens, of what they become, and of whose loss is left out.
+    """
+
+    settings: Augment
+    special: NDArray[np.bool_]
+    drawn: NDArray[np.int64]
+    choose: Key
+    become: Key
+    drop: Key
+
+    @property
+    def drops_loss(self) -> bool:
+        """Whether it decides which tokens are trained."""
+        return bool(self.settings.mask_prob or self.settings.loss_drop_prob)
+
+
+class Vocabulary(Protocol):
+    """What says which tokenizer made the ids: a store or a stream."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Every id is below this; None where nobody says."""
+
+    @property
+    def tokenizer(self) -> "TokenizerFacts":
+        """The tokenizer; asked for only where ``vocab_size`` is known."""
+
+
+class TokenizerFacts(Protocol):
+    """The special tokens of a tokenizer."""
+
+    @property
+    def added(self) -> Mapping[str, int]:
+        """Ids of the added tokens."""
+
+    @property
+    def control(self) -> Mapping[str, int]:
+        """Ids of the control tokens."""
+
+    @property
+    def end_id(self) -> int:
+        """The end-of-document id."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The beginning-of-document id."""
+
+
+def make_augmentation(
+    augment: Augment | Mapping[str, Any] | None, store: Vocabulary, labels: str
+) -> Augmentation | None:
+    """Check the settings against a store's tokenizer; None where they change nothing.
+
+    Args:
+        augment: the settings, also as plain values by their names.
+        store: what is read; its tokenizer is looked at only where tokens are changed.
+        labels: the form of the labels.
+
+    Raises:
+        SettingsError: all that does not fit.
+    """
+    if isinstance(augment, Mapping):
+        augment = from_plain(Augment, augment, "augment")
+    if augment is not None and not isinstance(augment, Augment):
+        raise SettingsError(
+            [f"augment: {shown(augment)} is no Augment; give Augment(noise_prob=0.1) or the like"]
+        )
+    if augment is None or not augment.is_on:
+        return None
+    changes = augment.mask_prob or augment.noise_prob
+    # A bare prefix has no tokenizer.
+    tokenizer = store.tokenizer if changes and store.vocab_size is not None else None
+    words = {**tokenizer.added, **tokenizer.control} if tokenizer else {}
+    settings = replace(augment, mask_id=_mask_id(augment, words))
+    problems = _problems(settings, store.vocab_size, labels)
+    raise_problems([f"augment.{one}" for one in problems])
+    special = {*augment.special_ids}
+    if tokenizer:
+        special |= {*tokenizer.control.values(), tokenizer.end_id}
+        special |= set() if tokenizer.bos_id is None else {tokenizer.bos_id}
+    if settings.mask_prob and settings.mask_id is not None:
+        special.add(settings.mask_id)
+    table = np.zeros(max(special, default=-1) + 2, bool)
+    table[list(special)] = True
+    drawn = np.zeros(0, np.int64)
+    if _draws_ids(settings):
+        size = store.vocab_size or augment.vocab_size or 0
+        drawn = np.setdiff1d(np.arange(size), list(special))
+        if not drawn.size:
+            raise SettingsError(
+                [f"augment.special_ids: no other id of the vocabulary of {size:,} is left to draw"]
+            )
+    keys = (key128("augment", augment.seed, one) for one in ("choose", "become", "drop"))
+    return Augmentation(settings, table, drawn, *keys)
+
+
+def _draws_ids(settings: Augment) -> bool:
+    return bool(settings.noise_prob or (settings.mask_prob and settings.random_replace_prob))
+
+
+def _mask_id(augment: Augment, words: Mapping[str, int]) -> int | None:
+    if augment.mask_id is not None or not augment.mask_prob:
+        return augment.mask_id
+    return next((words[token] for token in _MASK_TOKENS if token in words), None)
+
+
+def _problems(settings: Augment, known: int | None, labels: str) -> list[str]:
+    """What does not fit a store of so many ids; None where it names no tokenizer."""
+    problems = []
+    size = settings.vocab_size or known
+    if size is not None and known is not None and size < known:
+        problems.append(
+            f"vocab_size: {size:,} is less than the {known:,} ids of the store's tokenizer"
+        )
+    if size is None and _draws_ids(settings):
+        problems.append(
+            "vocab_size: missing; this store names no tokenizer, so give the number of ids to draw from"
+        )
+    if settings.mask_prob and settings.mask_id is None and settings.mask_replace_prob:
+        of = "no tokenizer to look for" if known is None else "the store's tokenizer has none of"
+        problems.append(
+            f"mask_id: missing, and {of} {', '.join(_MASK_TOKENS)}; name the id that stands for a masked token (one "
+            "beyond the vocabulary needs vocab_size, the ids that the model has)"
+        )
+    for name, ids in (("mask_id", (settings.mask_id,)), ("special_ids", settings.special_ids)):
+        problems += [
+            f"{name}: {one} is outside of the vocabulary, whose ids go from 0 to {size - 1}; a model that has more "
+            "is told with vocab_size"
+            for one in ids
+            if one is not None and size is not None and one >= size
+        ]
+    if settings.mask_prob and labels == "shifted":
+        problems.append(
+            "mask_prob: a masked token is told where it stands, and labels='shifted' are those of the next; use "
+            "labels='aligned'"
+        )
+    return problems
+
+
+def with_augment(state: dict[str, Any], made: Augmentation | None) -> dict[str, Any]:
+    """A state of a plan with what was done to its tokens, where anything was."""
+    return {**state, ENTRY: _entry(made.settings)} if made else state
+
+
+def without_augment(state: Any, made: Augmentation | None) -> Any:
+    """The state of the plan in one of :func:`with_augment`; what is no state is the plan's to refuse.
+
+    Raises:
+        StateError: its batches were augmented in another way; names each setting that differs.
+    """
+    if not isinstance(state, dict):
+        return state
+    theirs, ours = state.get(ENTRY), _entry(made.settings) if made else None
+    if theirs != ours:
+        raise StateError(
+            f"The state belongs to a run of other augmentation: {'; '.join(_differences(theirs, ours))}. Give the "
+            "augment= it was made with, or start without the state."
+        )
+    return {name: value for name, value in state.items() if name != ENTRY}
+
+
+def _entry(settings: Augment) -> dict[str, Any]:
+    return {"version": AUGMENT_VERSION, **to_plain(settings)}
+
+
+def _differences(theirs: Any, ours: Any) -> list[str]:
+    """Each setting that differs; one side may have no augmentation, and then its defaults do nothing."""
+    if not isinstance(theirs, dict | None):
+        return [f"augment was {shown(theirs)}"]
+    off = _entry(Augment())
+    then, now = theirs or off, ours or off
+    return [
+        f"augment.{name} was {shown(then.get(name))} and is {shown(now.get(name))}"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
+    ]

@@ -1,0 +1,478 @@
+"""From rows to a batch: one copy a span into arrays of the batch's own."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.core.settings import shown, whole
+from batchloom.plan.order import divisors
+from batchloom.plan.packing import Rows, aligned
+
+IGNORE = -100
+_APART = 64
+_PLAIN_AXES = 2
+# How processors begin the names of features.
+_OF_MEDIA = ("pixel_", "image_", "input_features", "feature_", "audio_")
+_OF_TOKENS = ("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids")
+# Longer sequences hold fewer spans for their tokens: there the views cost nothing.
+_MOST_KEPT_RAMPS = 8192
+
+Ids = NDArray[np.int64]
+
+
+class MediaCut(NamedTuple):
+    """Where the features of each of R rows lie in an array.
+
+    Attributes:
+        axis: along which those of the rows lie one behind the other.
+        pointers: row r holds pointers[r] to pointers[r + 1] - 1 of it, int64 [R + 1].
+        media: how many media come before each row, and in all, int64 [R + 1].
+    """
+
+    axis: int
+    pointers: Ids
+    media: Ids
+
+
+MediaCuts = Mapping[str, MediaCut]
+
+
+# Of a batch that was rebuilt from its arrays: ``batch.step + 1`` is no step either, and refused as such.
+_UNKNOWN_STEP = -2
+
+
+class Batch(dict[str, Any]):
+    """A batch: a plain dict of arrays, as models take it, that also knows what it is.
+
+    Attributes:
+        step: the optimizer step it belongs to; -2 of a batch that was rebuilt from its arrays.
+        origin: where its data came from, as log lines say it.
+        cuts: which spans its rows hold; None of a batch that was rebuilt.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        step: int = _UNKNOWN_STEP,
+        origin: str = "",
+        cuts: "BatchCuts | None" = None,
+    ) -> None:
+        # Frameworks move a batch by rebuilding it from its items alone: type(batch)({...}).
+        super().__init__(arrays)
+        self.step, self.origin, self.cuts = step, origin, cuts
+
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{name}: {_describe_array(value)}" for name, value in self.items())
+        return f"Batch(step {self.step}: {arrays})"
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> "Batch":
+        """Return the batch with its tensors on a device.
+
+        Accelerate and Lightning move a batch by this method. Without it they would rebuild it from its arrays, and
+        ``step`` would be lost.
+
+        Args:
+            device: as ``torch.Tensor.to`` takes it.
+            non_blocking: whether copies from pinned memory may go on in the background.
+        """
+        moved = {
+            name: _move(value, device, non_blocking=non_blocking) for name, value in self.items()
+        }
+        return Batch(moved, self.step, self.origin, self.cuts)
+
+    def split(self, micro_batch_size: int) -> list["Batch"]:
+        """The batch in parts of so many rows each, in order, as views of the same memory.
+
+        A part of the varlen form whose rows hold no span is padding without loss, since models
+        take no empty input. Nothing waits for a GPU: where rows end is known here.
+
+        Raises:
+            PlanError: a size that does not divide the rows (names those that do), a varlen batch
+                that was rebuilt and no longer knows its rows, or a mask that cannot be cut.
+        """
+        cuts = self.cuts
+        # Slices of flex_attention's mask keep its function, which counts the rows of all.
+        if hasattr(self.get("attention_mask"), "mask_mod"):
+            raise PlanError(
+                "The BlockMask of a batch cannot be cut: split first, then block_mask each part."
+            )
+        if "cu_seq_lens_q" not in self:
+            rows = len(next(iter(self.values())))
+            return [
+                Batch(
+                    _rows_part(self, cuts, first, first + micro_batch_size),
+                    self.step,
+                    self.origin,
+                    cuts and cuts.part(first, first + micro_batch_size),
+                )
+                for first in _firsts(rows, micro_batch_size)
+            ]
+        if cuts is None:
+            raise PlanError(
+                "A varlen batch that was rebuilt from its arrays does not know where its rows end: split it before it "
+                "is moved, and move the parts."
+            )
+        firsts = _firsts(len(cuts.pointers) - 1, micro_batch_size)
+        parts = [_varlen_part(self, cuts, first, first + micro_batch_size) for first in firsts]
+        return [Batch(part, self.step, self.origin) for part in parts]
+
+
+def _move(value: Any, device: Any, *, non_blocking: bool) -> Any:
+    """Move tensors, also those of a dict of masks; numpy arrays stay."""
+    if isinstance(value, Mapping):
+        return {
+            name: _move(part, device, non_blocking=non_blocking) for name, part in value.items()
+        }
+    if hasattr(value, "mask_mod"):
+        # flex_attention's mask knows no other argument.
+        return value.to(device)
+    return value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
+
+
+def _describe_array(value: Any) -> str:
+    """Return the dtype and shape of an array; anything else as it is."""
+    if not hasattr(value, "shape"):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCuts:
+    """Which spans the rows of a batch hold.
+
+    Attributes:
+        pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
+        lengths: tokens of each span, without what aligns it, int64 [N].
+        places: where each begins inside its row, int64 [N].
+        align: what the tokens of every span are filled up to a multiple of.
+        labels: ``aligned`` or ``shifted``.
+        sliced: whether the batch is a context-parallel rank's slice of these rows.
+        media: where the features of each row's media lie.
+    """
+
+    pointers: Ids
+    lengths: Ids
+    places: Ids
+    align: int
+    labels: str
+    sliced: bool
+    media: MediaCuts = field(default_factory=dict)
+
+    @property
+    def bounds(self) -> Ids:
+        """Where the spans of the varlen form begin and the last one ends, int64 [N + 1], slices put together."""
+        bounds = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(aligned(self.lengths, self.align), out=bounds[1:])
+        return bounds if len(bounds) > 1 else np.array([0, self.align])
+
+    def part(self, start: int, stop: int) -> "BatchCuts":
+        """Those of rows ``start`` to ``stop - 1``."""
+        first, last = int(self.pointers[start]), int(self.pointers[stop])
+        return replace(
+            self,
+            pointers=self.pointers[start : stop + 1] - first,
+            lengths=self.lengths[first:last],
+            places=self.places[first:last],
+            media={
+                name: MediaCut(
+                    cut.axis,
+                    cut.pointers[start : stop + 1] - cut.pointers[start],
+                    cut.media[start : stop + 1] - cut.media[start],
+                )
+                for name, cut in self.media.items()
+            },
+        )
+
+
+def _firsts(rows: int, size: int) -> range:
+    """The first row of each part of ``size`` rows."""
+    if (whole(size) or 0) < 1 or rows % size:
+        fitting = ", ".join(map(str, divisors(rows)))
+        raise PlanError(
+            f"A batch of {rows} rows cannot be cut into micro-batches of {shown(size)}; {fitting} can. "
+            f"Loader(micro_batch_size=..., uneven='pad') fills up with rows that carry no loss."
+        )
+    return range(0, rows, size)
+
+
+def _rows_part(batch: Batch, cuts: BatchCuts | None, first: int, stop: int) -> dict[str, Any]:
+    """Some rows of a batch of rows; features of media that these rows do not hold are left out."""
+    media = cuts.media if cuts is not None else {}
+    if cuts is None and _seems_seen(batch):
+        raise PlanError(
+            "A batch with media that was rebuilt from its arrays does not know which features its rows hold: split it "
+            "before it is moved, and move the parts."
+        )
+    part = {
+        # Positions in time, height and width have these as their first axis.
+        key: value[:, first:stop]
+        if key == "position_ids" and value.ndim > _PLAIN_AXES
+        else value[first:stop]
+        for key, value in batch.items()
+        if key not in media
+    }
+    return part | _media_part(batch, media, first, stop)
+
+
+def _seems_seen(batch: Batch) -> bool:
+    """Whether a batch that knows nothing of its rows holds features of media."""
+    positions = batch.get("position_ids")
+    if positions is not None and positions.ndim > _PLAIN_AXES:
+        return True
+    return any(name.startswith(_OF_MEDIA) for name in batch)
+
+
+def _media_part(batch: Batch, media: MediaCuts, first: int, stop: int) -> dict[str, Any]:
+    part = {}
+    for name, cut in media.items():
+        if cut.media[first] < cut.media[stop]:
+            inside = slice(int(cut.pointers[first]), int(cut.pointers[stop]))
+            part[name] = batch[name][(slice(None),) * cut.axis + (inside,)]
+    return part
+
+
+def _varlen_part(batch: Batch, cuts: BatchCuts, first: int, stop: int) -> dict[str, Any]:
+    """Some rows of a varlen batch; arrays or tensors, whole documents or slices of each."""
+    # What is asked of the tensors themselves would wait for the GPU they are on.
+    bounds, starts = cuts.bounds, batch["cu_seq_lens_q"]
+    # Of C context ranks each holds every C-th part of all spans.
+    context = int(bounds[-1]) // batch["input_ids"].shape[1]
+    from_span, to_span = int(cuts.pointers[first]), int(cuts.pointers[stop])
+    empty = from_span == to_span
+    if empty:
+        begin, end, longest = 0, cuts.align // context, cuts.align
+        own = starts[:2] - starts[:2]
+        own[1] = cuts.align
+    else:
+        own = starts[from_span : to_span + 1] - starts[from_span]
+        begin, end = (int(bounds[span]) // context for span in (from_span, to_span))
+        longest = int(np.diff(bounds[from_span : to_span + 1]).max())
+    part = {name: batch[name][..., begin:end] for name in _OF_TOKENS if name in batch}
+    part |= _media_part(batch, cuts.media, first, stop)
+    if empty:
+        part["labels"] = part["labels"] * 0 + IGNORE
+    part["seq_idx"] = part["seq_idx"] - part["seq_idx"][0, 0]
+    lengths = {"max_length_q": longest, "max_length_k": longest}
+    return {**part, "cu_seq_lens_q": own, "cu_seq_lens_k": own + 0, **lengths}
+
+
+class Reader(Protocol):
+    """What assembly needs of a store."""
+
+    @property
+    def end_id(self) -> int:
+        """The id that fills padding."""
+        ...
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens are not trained."""
+        ...
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
+        """The ids of spans of documents."""
+        ...
+
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
+        """For the tokens of spans whether each is trained."""
+        ...
+
+
+def assemble_rows(
+    store: Reader, rows: Rows, seq_len: int, labels: str, align: int = 1
+) -> dict[str, NDArray[np.int64]]:
+    """A padded batch of R rows.
+
+    Returns:
+        ``input_ids``, ``labels`` and ``position_ids``, each int64 [R, seq_len]. Positions
+        restart at 0 with each span; padding counts as one more span, holds the end token
+        and carries no loss. What aligns a span belongs to it: positions go on there.
+    """
+    count = len(rows)
+    pieces = store.read(rows.documents, rows.starts, rows.lengths)
+    ramps = _ramps(rows.lengths, seq_len)
+    # Most batches are full, and then there is nothing to look for.
+    full = int(rows.lengths.sum()) == count * seq_len
+    paddings = [] if full else _paddings(rows, seq_len, align)
+    if paddings:
+        ends, ramp = _end_ids(store.end_id, seq_len), _ramp(seq_len)
+        for at, begin, end, first in reversed(paddings):
+            pieces.insert(at, ends[: end - begin])
+            ramps.insert(at, ramp[first : first + end - begin])
+    ids, targets, positions = _block(count * seq_len)
+    # Concatenating views is one copy a span without an assignment in Python for each.
+    np.concatenate(pieces, out=ids)
+    np.concatenate(ramps, out=positions)
+    begins = _begins(rows, seq_len)
+    _fill_targets(targets, ids, begins, rows.lengths, labels)
+    if store.masked:
+        trained = store.mask(rows.documents, rows.starts, rows.lengths)
+        for at, begin, end, _ in reversed(paddings):
+            trained.insert(at, np.zeros(end - begin, bool))
+        _untrain(targets, trained, labels)
+    for _, begin, end, _ in paddings:
+        targets[begin:end] = IGNORE
+    shape = (count, seq_len)
+    return {
+        "input_ids": ids.reshape(shape),
+        "labels": targets.reshape(shape),
+        "position_ids": positions.reshape(shape),
+    }
+
+
+def _begins(rows: Rows, seq_len: int) -> Ids:
+    """Where each span begins in the flat batch."""
+    begins = np.arange(0, len(rows) * seq_len, seq_len)
+    begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
+    begins += rows.places
+    return begins
+
+
+def _ramps(lengths: Ids, seq_len: int) -> list[Ids]:
+    """0, 1, 2, ... for each length, all views of one array."""
+    if seq_len <= _MOST_KEPT_RAMPS:
+        return list(map(_all_ramps(seq_len).__getitem__, lengths.tolist()))
+    ramp = _ramp(seq_len)
+    return [ramp[:length] for length in lengths.tolist()]
+
+
+@functools.lru_cache(maxsize=4)
+def _all_ramps(seq_len: int) -> list[Ids]:
+    """The ramps of every length to ``seq_len``: making a view takes longer than looking it up."""
+    ramp = _ramp(seq_len)
+    return [ramp[:length] for length in range(seq_len + 1)]
+
+
+@functools.lru_cache(maxsize=4)
+def _ramp(seq_len: int) -> Ids:
+    """0 to ``seq_len - 1``; nobody writes to it."""
+    return np.arange(seq_len)
+
+
+@functools.lru_cache(maxsize=4)
+def _end_ids(end_id: int, seq_len: int) -> Ids:
+    """A row of padding; nobody writes to it."""
+    return np.full(seq_len, end_id)
+
+
+def _block(size: int) -> tuple[Ids, Ids, Ids]:
+    """Three arrays of ``size`` in one allocation, which the allocator reuses without page faults.
+
+    They are 512 bytes out of step with pages: copies between arrays at equal places in their
+    pages wait for each other.
+    """
+    block = np.empty(3 * size + 2 * _APART, np.int64)
+    second, third = size + _APART, 2 * (size + _APART)
+    return block[:size], block[second : second + size], block[third:]
+
+
+def assemble_varlen(store: Reader, rows: Rows, labels: str, align: int = 1) -> dict[str, Any]:
+    """The spans of R rows back to back without padding, as HF's flattening collator gives them.
+
+    With ``align`` each span is followed by padding up to a multiple of it, which holds the end token,
+    carries no loss and counts as part of the span: under a causal mask no token sees it.
+
+    Returns:
+        ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T], the
+        number of each token's span; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` int32 [N + 1], where
+        spans begin and T at the end; ``max_length_q`` and ``max_length_k``, the longest span (int).
+    """
+    pieces = store.read(rows.documents, rows.starts, rows.lengths)
+    # A step without spans (the end of a run) is one token of padding: models take no empty input.
+    true = rows.lengths if pieces else np.zeros(1, np.int64)
+    lengths = aligned(np.maximum(true, 1), align)
+    total = int(lengths.sum())
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    longest = int(lengths.max())
+    cumulative = bounds.astype(np.int32)
+    positions = np.arange(total) - np.repeat(bounds[:-1], lengths)
+    gaps = _gaps(bounds[:-1] + true, bounds[1:])
+    for at, begin, end in reversed(gaps):
+        pieces.insert(at, np.full(end - begin, store.end_id))
+    ids = np.concatenate(pieces, dtype=np.int64)
+    targets = np.empty_like(ids)
+    _fill_targets(targets, ids, bounds[:-1], np.maximum(true, 1), labels)
+    if store.masked and rows.lengths.size:
+        trained = store.mask(rows.documents, rows.starts, rows.lengths)
+        for at, begin, end in reversed(gaps):
+            trained.insert(at, np.zeros(end - begin, bool))
+        _untrain(targets, trained, labels)
+    for _, begin, end in gaps:
+        targets[begin:end] = IGNORE
+    return {
+        "input_ids": ids[None],
+        "labels": targets[None],
+        "position_ids": positions[None],
+        "seq_idx": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None],
+        "cu_seq_lens_q": cumulative,
+        "cu_seq_lens_k": cumulative.copy(),
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _gaps(begins: Ids, ends: Ids) -> list[tuple[int, int, int]]:
+    """(number of the span it comes before, begin, end) of what lies behind each span, where there is any."""
+    short = np.flatnonzero(begins < ends)
+    stretches = (short + 1, begins[short], ends[short])
+    return list(zip(*(column.tolist() for column in stretches), strict=True))
+
+
+def _paddings(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int, int]]:
+    """(number of the span it comes before, begin, end, first position) of each stretch no span fills.
+
+    Begin and end are places in the flat batch, in order: what aligns a span, and the end of each row
+    that has room.
+    """
+    taken = aligned(rows.lengths, align)
+    filled = np.zeros(len(taken) + 1, np.int64)
+    np.cumsum(taken, out=filled[1:])
+    filled = filled[rows.pointers]
+    used = filled[1:] - filled[:-1]
+    short = (used < seq_len).nonzero()[0]
+    ends_of_rows = [
+        (at, row * seq_len + inside, (row + 1) * seq_len, 0)
+        for row, at, inside in zip(
+            short.tolist(), rows.pointers[1:][short].tolist(), used[short].tolist(), strict=True
+        )
+    ]
+    if align == 1:
+        return ends_of_rows
+    begins = _begins(rows, seq_len)
+    lengths = rows.lengths.tolist()
+    gaps = [
+        (at, begin, end, lengths[at - 1])
+        for at, begin, end in _gaps(begins + rows.lengths, begins + taken)
+    ]
+    return sorted(gaps + ends_of_rows, key=lambda stretch: stretch[1])
+
+
+def _fill_targets(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str) -> None:
+    """The labels of a flat batch of spans: -100 where there is no loss.
+
+    Aligned labels have none at the first token of each span, shifted ones at the last: the
+    first token of a span is never predicted from its neighbour, and both train the same set.
+    """
+    if labels == "shifted":
+        targets[:-1] = ids[1:]
+        targets[begins + lengths - 1] = IGNORE
+    else:
+        targets[:] = ids
+        targets[begins] = IGNORE
+
+
+def _untrain(targets: Ids, trained: list[NDArray[np.bool_]], labels: str) -> None:
+    """Take the loss from the tokens of a flat batch that are not trained."""
+    if not trained:
+        return
+    masked = ~np.concatenate(trained)
+    if labels == "shifted":
+        targets[:-1][masked[1:]] = IGNORE
+    else:
+        targets[masked] = IGNORE

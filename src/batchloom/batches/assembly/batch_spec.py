@@ -1,0 +1,129 @@
+"""The loader's own settings: what a batch looks like and who takes which rows."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from batchloom.core.settings import is_switch, is_text, nearest, raise_problems, set_wholes, shown
+from batchloom.plan import Mesh
+from batchloom.plan.order import DATA_PARALLEL, Uneven
+
+Labels = Literal["aligned", "shifted"]
+Output = Literal["torch", "numpy"]
+Form = Literal["rows", "varlen"]
+
+_MOST_RANKS = (1 << 24) - 1
+_BOUNDS = {
+    "prefetch": (0, 1024),
+    "rank": (0, _MOST_RANKS),
+    "world_size": (1, _MOST_RANKS + 1),
+    "micro_batch_size": (1, 1 << 24),
+}
+
+
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?", re.ASCII)
+_WORDS = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", Uneven))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpec:
+    """How media are read for batches.
+
+    Attributes:
+        workers: threads that decode and process; 0 for as many as there are cores, at most 8.
+        memory: bytes that media may take at once while they are decoded.
+        folder: where paths of media begin, in place of what the store's report says.
+        replace: lists of documents whose media are gone (``batchloom check --gone``; one path or several), which are
+            served as padding. Without a list, and of what no list names, a medium that cannot be read is an error.
+    """
+
+    workers: int = 0
+    memory: int = 1 << 30
+    folder: str | None = None
+    replace: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = set_wholes(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)})
+        if self.folder is not None and not is_text(self.folder):
+            problems.append(f"folder: {shown(self.folder)} is no path; name a folder or a URL")
+        given: object = self.replace
+        files = tuple(given) if isinstance(given, list | tuple) else (given,)
+        problems += [
+            f"replace: {shown(one)} is no path of a list; batchloom check STORE --gone FILE writes one"
+            for one in files
+            if not is_text(one)
+        ]
+        object.__setattr__(self, "replace", files)
+        raise_problems(problems)
+
+
+READ_AS_USUAL = MediaSpec()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """How batches are made of a plan's rows; none of it changes which tokens a step holds.
+
+    Attributes:
+        labels: ``aligned`` with input_ids, as Hugging Face models expect (they shift), or
+            ``shifted``: next-token targets. Both train the same set of tokens.
+        output: ``torch`` tensors or ``numpy`` arrays.
+        form: ``rows`` [batch, seq_len], or ``varlen``: spans back to back without padding.
+        prefetch: batches made ahead by the producer thread; those with media are begun together. 0: when asked.
+        rank: this process's data-parallel rank; with a mesh, its rank among all processes of it.
+        world_size: number of data-parallel ranks; with a mesh, of all its processes.
+        uneven: where a step cannot be dealt evenly to ranks, or a rank's rows to micro-batches:
+            ``refuse``, or ``pad`` with rows that carry no loss.
+        micro_batch_size: rows of one forward pass, which a rank's rows are to divide into; None for all.
+        mesh: how processes stand together that are tensor-, context- or pipeline-parallel.
+        balance: whether the rows of a step are dealt to ranks by what they cost: attention, and media.
+        device: where torch tensors are to be, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share
+            the memory batches are assembled in.
+        media: how images and audio are read.
+    """
+
+    labels: Labels = "aligned"
+    output: Output = "torch"
+    form: Form = "rows"
+    prefetch: int = 4
+    rank: int = 0
+    world_size: int = 1
+    uneven: Uneven = "refuse"
+    micro_batch_size: int | None = None
+    mesh: Mesh = DATA_PARALLEL
+    balance: bool = False
+    device: str | None = None
+    media: MediaSpec = READ_AS_USUAL
+
+    def __post_init__(self) -> None:
+        problems = set_wholes(self, _BOUNDS)
+        for name, known in _WORDS:
+            value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
+            if value not in options:
+                hint = nearest(str(value), options)
+                problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
+        mesh: object = self.mesh
+        if not isinstance(mesh, Mesh):
+            problems.append(f"mesh: {shown(mesh)} is no batchloom.plan.Mesh")
+        elif mesh.context > 1 and self.labels == "aligned":
+            # A model that shifts them has the next token of a slice's last one on another rank.
+            problems.append(
+                f"labels: 'aligned' are for models to shift, and slices of {mesh.context} context ranks cannot be: "
+                "give labels='shifted' and a loss that does not shift (transformers' shift_labels)"
+            )
+        media: object = self.media
+        if not isinstance(media, MediaSpec):
+            problems.append(f"media: {shown(media)} is no MediaSpec; give MediaSpec(workers=4)")
+        if not is_switch(self.balance):
+            problems.append(f"balance: {shown(self.balance)} is neither True nor False")
+        raise_problems(problems + self._of_device())
+
+    def _of_device(self) -> list[str]:
+        if self.device is None:
+            return []
+        if not _DEVICE.fullmatch(str(self.device)):
+            return [f"device: {shown(self.device)} is none of cpu, cuda, cuda:N"]
+        if self.output == "numpy":
+            said = f"{self.device!r} is where torch tensors are to be, and output is 'numpy'"
+            return [f"device: {said}: leave device out, or give output='torch'"]
+        return []

@@ -1,0 +1,214 @@
+"""The first place where torch is allowed: batches as tensors, in this process's memory or on a GPU."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from batchloom.batches.assembly.array_block import Part, pack, parts_of
+from batchloom.batches.assembly.batch_assembly import Batch
+from batchloom.batches.assembly.batch_spec import BatchSpec
+from batchloom.core.errors import InputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    import torch
+
+# While a copy leaves one, the next batch is packed into the other.
+_BLOCKS = 2
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch on its way to where it is wanted.
+
+    Attributes:
+        batch: its tensors may be on their way.
+        arrive: has the current stream of the thread that calls it wait for them; None where they are there.
+    """
+
+    batch: Batch
+    arrive: Callable[[], None] | None = None
+
+    def taken(self) -> Batch:
+        """The batch, for what is done on this thread's current stream from now on."""
+        if self.arrive is not None:
+            self.arrive()
+        return self.batch
+
+
+Stage = Callable[[Batch], Staged]
+
+
+def stage_of(spec: BatchSpec) -> Stage:
+    """What has a batch of numpy arrays become what the settings want, and wherever they want it.
+
+    Raises:
+        InputError: torch does not see the GPU that is asked for.
+        MissingDependencyError: torch is not installed.
+    """
+    if spec.output == "numpy":
+        return Staged
+    require_torch()
+    if spec.device is None:
+        return _shared
+    if spec.device == "cpu":
+        return _packed
+    return _Cuda(find_gpu(spec.device)).stage
+
+
+def require_torch() -> None:
+    """Raise MissingDependencyError when torch cannot be imported."""
+    try:
+        import torch  # noqa: F401, PLC0415 - torch is optional and slow to import
+    except ImportError as error:
+        raise MissingDependencyError(
+            "output='torch' needs torch, which is not installed: pip install 'batchloom[train]', "
+            "or give output='numpy'."
+        ) from error
+
+
+def find_gpu(name: str) -> "torch.device":
+    """The GPU of a name, ``cuda`` (torch's current one) or ``cuda:N``.
+
+    Raises:
+        InputError: torch does not see it.
+    """
+    import torch  # noqa: PLC0415 - torch is optional and slow to import
+
+    _, _, number = name.partition(":")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    current = torch.cuda.current_device() if count and not number else 0
+    index = int(number) if number else current
+    if index >= count:
+        raise InputError(
+            f"device={name!r}: GPU {index} was asked for and torch {torch.__version__} sees {count}. Give "
+            "device='cpu', start fewer ranks, or install a torch built for your GPU."
+        )
+    return torch.device("cuda", index)
+
+
+def to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The same batch with tensors that share the arrays' memory; plain numbers stay."""
+    import torch  # noqa: PLC0415 - torch is optional and slow to import
+
+    return {
+        key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for key, value in arrays.items()
+    }
+
+
+def _shared(batch: Batch) -> Staged:
+    batch.update(to_torch(batch))
+    return Staged(batch)
+
+
+def _packed(batch: Batch) -> Staged:
+    """Tensors of one block of this process's memory: what goes to a GPU, but for the way there."""
+    import torch  # noqa: PLC0415 - torch is optional and slow to import
+
+    parts = parts_of(batch)
+    block = torch.empty(parts[-1].stop, dtype=torch.uint8, device="cpu")
+    pack(batch, parts, block.numpy())
+    batch.update(_tensors(block, parts))
+    return Staged(batch)
+
+
+def _tensors(block: "torch.Tensor", parts: list[Part]) -> "dict[str, torch.Tensor]":
+    """The arrays packed into a block, as tensors in its memory.
+
+    They are no views of it in autograd's eyes: a compiled model that is given views asks after what they are views of.
+    """
+    import torch  # noqa: PLC0415 - torch is optional and slow to import
+
+    storage, tensors = block.untyped_storage(), {}
+    for part in parts:
+        none = torch.empty(0, dtype=getattr(torch, part.dtype.name), device=block.device)
+        place = part.begin // part.dtype.itemsize
+        tensors[part.name] = none.set_(storage, place, part.shape)  # type: ignore[call-overload]
+    return tensors
+
+
+@dataclass(slots=True)
+class _Pinned:
+    """A block of pinned memory, and the end of the last copy out of it."""
+
+    memory: "torch.Tensor | None" = None
+    copied: "torch.cuda.Event | None" = None
+
+    def room(self, size: int) -> "torch.Tensor":
+        """``size`` bytes that nobody copies any more."""
+        import torch  # noqa: PLC0415 - torch is optional and slow to import
+
+        if self.copied is not None:
+            self.copied.synchronize()
+        if self.memory is None or len(self.memory) < size:
+            # torch pins powers of two anyway; so a block grows a few times in a run, never by the step.
+            whole = 1 << (size - 1).bit_length()
+            self.memory = torch.empty(whole, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return self.memory[:size]
+
+
+@final
+class _Cuda:
+    """Copies batches to a GPU, on a stream of its own.
+
+    The memory on the GPU is torch's: it belongs to this stream, and each stream that a batch is handed to is recorded,
+    so that none of it is given away before what was begun there has ended.
+    """
+
+    def __init__(self, device: "torch.device") -> None:
+        import torch  # noqa: PLC0415 - torch is optional and slow to import
+
+        self._device, self._pid = device, os.getpid()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._blocks = [_Pinned() for _ in range(_BLOCKS)]
+        self._turn = threading.Lock()
+        weakref.finalize(self, _close, self._turn, self._pid)
+
+    def stage(self, batch: Batch) -> Staged:
+        """Begin to copy a batch; its arrays may be changed as soon as this returns.
+
+        Raises:
+            InputError: this process was forked from the one that made the loader.
+        """
+        import torch  # noqa: PLC0415 - torch is optional and slow to import
+
+        if os.getpid() != self._pid:
+            raise InputError(
+                f"device='{self._device}': this process was forked from the one that made the loader, and CUDA does "
+                "not work on both sides of a fork. Start it by spawn and make the loader there, or leave device out."
+            )
+        parts = parts_of(batch)
+        size = parts[-1].stop
+        # The device first: back from a stream alone, a thread that had no device opens a context on GPU 0.
+        with self._turn, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            pinned = self._blocks[0]
+            room = pinned.room(size)
+            pack(batch, parts, room.numpy())
+            block = torch.empty(size, dtype=torch.uint8, device=self._device)
+            block.copy_(room, non_blocking=True)
+            # Not one for all turns: whoever takes this batch must not wait for those after it.
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+            pinned.copied = copied
+            self._blocks.append(self._blocks.pop(0))
+        batch.update(_tensors(block, parts))
+        device = self._device
+
+        def arrive() -> None:
+            current = torch.cuda.current_stream(device)
+            current.wait_event(copied)
+            block.record_stream(current)
+
+        return Staged(batch, arrive)
+
+
+def _close(turn: threading.Lock, pid: int) -> None:
+    """Let nobody in any more: a producer thread is not to be inside CUDA while the interpreter ends."""
+    if os.getpid() == pid:
+        turn.acquire(timeout=_PATIENCE_S)

@@ -1,0 +1,71 @@
+"""Rows one by one, as samples of a data set, and batches of several of them, as a collator makes them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from batchloom.batches.assembly import Batch, to_torch
+from batchloom.batches.media import side_by_side
+from batchloom.media import joined, traits_of
+from batchloom.store import Store, StoreMedia
+from batchloom.store.read import holds_media
+
+Row = dict[str, Any]
+
+_OF_TOKENS = ("input_ids", "labels", "position_ids", "token_type_ids")
+
+
+def stands_by_row(store: Store) -> bool:
+    """Whether the model of a store's processor takes features as ``[rows, images, ...]``."""
+    if not holds_media(store):
+        return False
+    state = StoreMedia(store).processor
+    return state is not None and traits_of(str(state["name"])).by_row
+
+
+def row_of(batch: Batch, *, by_row: bool) -> Row:
+    """The row of a batch of one, without the axis of rows: what :func:`collate_rows` takes.
+
+    Args:
+        batch: of ``Loader(form="rows")``, with one row.
+        by_row: as :func:`stands_by_row` says.
+
+    Returns:
+        Arrays of tokens [S] (positions of M-RoPE [4, S]); features with their axis of media first, none where the
+        row holds no medium.
+    """
+    return {
+        name: value[..., 0, :] if name in _OF_TOKENS else value[0] if by_row else value
+        for name, value in batch.items()
+    }
+
+
+def collate_rows(rows: Sequence[Mapping[str, Any]], *, by_row: bool) -> dict[str, Any]:
+    """The batch of R rows, as ``Loader`` gives it: tokens stacked, features one behind the other in the order of rows.
+
+    Args:
+        rows: as :func:`row_of` gives them, of numpy arrays or of tensors in this process's memory.
+        by_row: as :func:`stands_by_row` says.
+
+    Returns:
+        Arrays of the same kind; a batch without media has no keys of features.
+    """
+    arrays = [{name: np.asarray(value) for name, value in row.items()} for row in rows]
+    made = {
+        # Rows come before the axis of tokens.
+        name: np.stack([row[name] for row in arrays], axis=value.ndim - 1)
+        for name, value in arrays[0].items()
+        if name in _OF_TOKENS
+    }
+    holding = [number for number, row in enumerate(arrays) if len(row) > len(made)]
+    features = [
+        {name: value for name, value in arrays[number].items() if name not in made}
+        for number in holding
+    ]
+    if features and by_row:
+        alone = [{name: value[None] for name, value in one.items()} for one in features]
+        made |= side_by_side(alone, np.array(holding), len(rows))
+    elif features:
+        made |= joined(features)
+    return made if isinstance(rows[0]["input_ids"], np.ndarray) else to_torch(made)

@@ -1,0 +1,209 @@
+"""Several stores read as one: documents are numbered through, and what is banned reads as padding."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, PlanError
+from batchloom.plan.packing import Rows
+from batchloom.store import Store
+from batchloom.store.read import Shard, mapped_limit
+
+Ids = NDArray[np.int64]
+
+
+# Number of the store, its mapped shards, the number of one of them, and the shift from bytes to its tokens.
+_Place = tuple[int, "list[Shard | None] | None", int, int]
+
+
+@final
+class Shelf:
+    """The stores of a mixture, as batches read them.
+
+    Args:
+        stores: by the names of the sources, in the order of their numbers; all of one tokenizer.
+
+    Attributes:
+        stores: as given.
+        end_id: the id that fills padding.
+        vocab_size: every id is below this; None where no store says.
+        masked: whether some tokens are not trained.
+        tokens, trained_tokens: sums over the stores.
+        replicated: whether every rank is to read rank 0's share.
+
+    Raises:
+        InputError: stores of preferences.
+        PlanError: stores whose end tokens differ.
+    """
+
+    def __init__(self, stores: Mapping[str, Store], *, bans: bool) -> None:
+        self.stores = dict(stores)
+        all_of = list(self.stores.values())
+        known = [store for store in all_of if store.vocab_size is not None]
+        ends = {name: s.end_id for name, s in self.stores.items() if s.vocab_size is not None}
+        if len(set(ends.values())) > 1:
+            raise PlanError(f"The stores of a mixture end documents with different tokens: {ends}.")
+        self.end_id = known[0].end_id if known else 0
+        self.vocab_size = max((s.vocab_size or 0 for s in known), default=0) or None
+        self._stores = all_of
+        self._firsts = np.cumsum([0, *(len(store) for store in all_of)])
+        self._bans = bans
+        self.masked = bans or any(store.masked for store in all_of)
+        self.tokens = sum(store.tokens for store in all_of)
+        self.trained_tokens = sum(store.trained_tokens for store in all_of)
+        self.replicated = all(store.replicated for store in all_of)
+        shards = sum(store.shards for store in all_of)
+        self._most = mapped_limit(shards, 3 if self.masked else 2)
+        if len(all_of) > 1:
+            _share_descriptors(all_of, self._most)
+        self._begins, self._places = self._table()
+        # Shards that stay mapped, at hand: each object on the way to one is a miss of the processor's cache.
+        self._keep_all = shards <= self._most
+        self._known: list[tuple[memoryview, NDArray[Any], int] | None] = [None] * len(self._places)
+
+    def _table(self) -> tuple[Ids, list[_Place]]:
+        """The number of the first document of each shard of all stores, and where the shard is.
+
+        A store that reads for itself counts as one shard; the last place is of what is banned, whose numbers
+        are negative.
+        """
+        begins: list[int] = []
+        places: list[_Place] = []
+        for number, store in enumerate(self._stores):
+            first, mapped = int(self._firsts[number]), store.direct
+            if mapped is None:
+                begins.append(first)
+                places.append((number, None, 0, 0))
+                continue
+            begins += [first + bound for bound in store.bounds[:-1]]
+            shift = store.dtype.itemsize.bit_length() - 1
+            places += [(number, mapped, inside, shift) for inside in range(store.shards)]
+        return np.array(begins, np.int64), [*places, (-1, None, 0, 0)]
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def shard_of(self, document: int) -> str:
+        """Where the tokens of a document lie, for errors."""
+        number = int(self._firsts.searchsorted(document, side="right")) - 1
+        return self._stores[number].shard_of(document - int(self._firsts[number]))
+
+    def numbered(self, rows: Rows) -> Rows:
+        """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""
+        documents = rows.documents + self._firsts.take(rows.sources)
+        if rows.banned is not None:
+            documents = np.where(rows.banned, ~documents, documents)
+        return Rows(rows.pointers, rows.sources, documents, rows.starts, rows.lengths, rows.places)
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
+        """The ids of spans, as ``Store.read`` gives them; of banned documents end tokens.
+
+        The plan's lengths are the stores' own, so a span lies in its document.
+        """
+        shards = self._begins.searchsorted(documents, side="right") - 1
+        begins = documents - self._begins[shards]
+        # One loop over all stores: a call of each that a batch holds spans of costs as much as the batch.
+        views: list[NDArray[np.generic]] = []
+        apart: dict[int, list[int]] = {}
+        places, known, opened = self._places, self._known, 0
+        for shard, local, start, length in zip(
+            shards.tolist(), begins.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            found = known[shard]
+            if found is None:
+                number, mapped, inside, shift = places[shard]
+                if mapped is None:
+                    apart.setdefault(number, []).append(len(views))
+                    views.append(_NOTHING)
+                    continue
+                kept = mapped[inside]
+                if kept is None:
+                    opened += 1
+                    if opened > self._most // 2:
+                        # A view keeps its shard's file open after the shard was given up.
+                        views, opened = [view.copy() for view in views], 0
+                    kept = self._stores[number].shard(inside)
+                found = (kept.pointers, kept.tokens, shift)
+                if self._keep_all:
+                    known[shard] = found
+            pointers, tokens, shift = found
+            begin = (pointers[local] >> shift) + start
+            views.append(tokens[begin : begin + length])
+        for number, those in apart.items():
+            self._read_apart(number, views, np.array(those), (documents, starts, lengths))
+        return views
+
+    def _read_apart(
+        self,
+        number: int,
+        views: list[NDArray[np.generic]],
+        at: Ids,
+        spans: tuple[Ids, Ids, Ids],
+    ) -> None:
+        """Put the spans of a store that reads for itself where they belong, or (number -1) those that are banned."""
+        documents, starts, lengths = (array[at] for array in spans)
+        if number < 0:
+            made: list[NDArray[np.generic]] = [
+                np.full(length, self.end_id, np.int64) for length in lengths.tolist()
+            ]
+        else:
+            made = self._stores[number].read(documents - self._firsts[number], starts, lengths)
+        for place, view in zip(at.tolist(), made, strict=True):
+            views[place] = view
+
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
+        """For the tokens of spans whether each is trained, as ``Store.mask`` gives it."""
+        found: list[NDArray[np.bool_]] = [_NOT] * len(documents)
+        for store, first, at in self._by_store(documents):
+            if store is None:
+                for place, length in zip(at.tolist(), lengths[at].tolist(), strict=True):
+                    found[place] = np.zeros(length, bool)
+                continue
+            masks = store.mask(documents[at] - first, starts[at], lengths[at])
+            for place, mask in zip(at.tolist(), masks, strict=True):
+                found[place] = mask
+        return found
+
+    def _by_store(self, documents: Ids) -> list[tuple[Store | None, int, Ids]]:
+        """Places of the spans of each store, with its first number; of banned ones with no store."""
+        numbers = self._firsts.searchsorted(documents, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        ordered = numbers[order]
+        cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
+        found: list[tuple[Store | None, int, Ids]] = []
+        for begin, end in pairwise(cuts):
+            if begin < end:
+                number = int(ordered[begin])
+                store = self._stores[number] if number >= 0 else None
+                found.append((store, int(self._firsts[number]), order[begin:end]))
+        return found
+
+
+def _share_descriptors(stores: list[Store], most: int) -> None:
+    """Let each store keep its share of the shards that can be mapped at once, at least one."""
+    shards = sum(store.shards for store in stores)
+    for store in stores:
+        store.keep_mapped(max(1, most * store.shards // max(shards, 1)))
+
+
+_NOTHING = np.empty(0, np.int64)
+_NOT = np.empty(0, bool)
+
+
+def shelf_of(stores: Mapping[str, object], *, bans: bool) -> Shelf:
+    """A shelf of stores that are open for reading.
+
+    Raises:
+        InputError: one of them is only lengths.
+    """
+    open_stores = {name: store for name, store in stores.items() if isinstance(store, Store)}
+    for name, store in stores.items():
+        if name not in open_stores:
+            raise InputError(
+                f"A Loader reads the tokens of open stores; source {name!r} is {type(store).__name__}. Give "
+                "open_store(path)."
+            )
+    return Shelf(open_stores, bans=bans)

@@ -1,0 +1,260 @@
+"""Whole documents of a loader's data in rows of one's own: to see how a model takes them and their media."""
+
+import inspect
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from batchloom.batches.assembly import Batch, BatchCuts, Ids, Reader, assemble_rows, to_torch
+from batchloom.batches.loading.combined_store import Shelf
+from batchloom.batches.loading.loader import Loader
+from batchloom.batches.loading.media_rules import stream_media
+from batchloom.batches.loading.stream_steps import Streamed
+from batchloom.batches.media import BatchMedia, media_of_stores
+from batchloom.core.medium import KINDS
+from batchloom.plan.packing import Rows
+from batchloom.store import Store, StoreMedia
+from batchloom.store.format import are_removed
+
+_LOOKED_AT = 1 << 20
+# Tokens of a document that is short enough to look at beside others.
+_SHORT = 256
+# Steps of a stream that are looked at for one with media.
+_STEPS = 8
+
+
+class _Documents(Protocol):
+    """Documents that can be chosen by number."""
+
+    @property
+    def reader(self) -> Reader:
+        """Reads them."""
+        ...
+
+    @property
+    def media(self) -> BatchMedia:
+        """Makes features of what they hold."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """What they are called in a sentence."""
+        ...
+
+    def lengths(self, documents: Sequence[int]) -> Ids:
+        """Tokens of each."""
+        ...
+
+    def with_media(self, longest: int) -> list[int]:
+        """A short one of each kind of media, none above ``longest`` tokens."""
+        ...
+
+    def first(self, longest: int) -> list[int]:
+        """A few of 2 to ``longest`` tokens."""
+        ...
+
+
+@final
+class _OfStores:
+    """The documents of stores, numbered through all of them."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.reader = store = loader.store
+        self._stores = list(store.stores.values()) if isinstance(store, Shelf) else [store]
+        self.media = media_of_stores(self._stores, loader.spec.media)
+        self.place = next(
+            one.place for one in self._stores if StoreMedia(one).processor is not None
+        )
+        self._firsts = np.cumsum([0, *(len(one) for one in self._stores)])
+        self._banned = [
+            np.unique(
+                np.array(
+                    [n for edit in loader.plan.edits for n in edit.ban.get(name, ())], np.int64
+                )
+            )
+            for name in (store.stores if isinstance(store, Shelf) else loader.plan.stores)
+        ]
+
+    def with_media(self, longest: int) -> list[int]:
+        found: dict[str, int] = {}
+        every = zip(self._stores, self._firsts.tolist(), self._banned, strict=False)
+        for store, first, banned in every:
+            for kind, document in StoreMedia(store).shortest(longest, banned).items():
+                found.setdefault(kind, first + document)
+        return sorted(set(found.values()))
+
+    def first(self, longest: int) -> list[int]:
+        """The first two of each store."""
+        every = zip(self._stores, self._firsts.tolist(), self._banned, strict=False)
+        return [
+            number
+            for store, first, banned in every
+            for number in islice(_short_documents(store, first, longest, banned), 2)
+        ]
+
+    def lengths(self, documents: Sequence[int]) -> Ids:
+        owners = np.searchsorted(self._firsts, documents, side="right") - 1
+        found = [
+            int(self._stores[owner].lengths.take(np.array([document - self._firsts[owner]]))[0])
+            for owner, document in zip(owners.tolist(), documents, strict=True)
+        ]
+        return np.array(found, np.int64)
+
+
+@final
+class _OfStream:
+    """The documents of a rank's first step of a stream, or of the first of a few that holds media.
+
+    The stream stays open for as long as they may be asked for: what is laid aside of them goes with it.
+    """
+
+    def __init__(self, stream: Streamed, loader: Loader) -> None:
+        made = stream_media(stream, loader.spec, None)
+        if made is None:
+            raise AssertionError("asked of data with media alone")
+        self.media, self.place = made, stream.origin
+        ranks = loader.share_at(0).place
+        begin = stream.begin(ranks.rank, ranks.world_size)
+        steps = stream.open(ranks.rank, ranks.world_size, begin)
+        weakref.finalize(self, steps.close)
+        for step in range(min(_STEPS, stream.steps)):
+            self.reader, rows = steps.take(step)
+            self._seen = {one.span: one.medium.kind for one in made.find(self.reader, rows)}
+            if self._seen:
+                break
+        self._documents, self._lengths = rows.documents, rows.lengths
+
+    def with_media(self, longest: int) -> list[int]:
+        found = []
+        for kind in KINDS:
+            spans = [span for span, one in self._seen.items() if one == kind]
+            fit = [span for span in spans if self._lengths[span] <= longest]
+            if fit:
+                shortest = min(fit, key=lambda span: int(self._lengths[span]))
+                found.append(int(self._documents[shortest]))
+        return sorted(set(found))
+
+    def first(self, longest: int) -> list[int]:
+        fit = (self._lengths > 1) & (self._lengths <= longest)
+        found: list[int] = np.unique(self._documents[fit])[:2].tolist()
+        return found
+
+    def lengths(self, documents: Sequence[int]) -> Ids:
+        of = dict(zip(self._documents.tolist(), self._lengths.tolist(), strict=True))
+        return np.array([of[document] for document in documents], np.int64)
+
+
+@final
+class Chosen:
+    """Makes batches of documents that are asked for by number, outside of any plan.
+
+    Documents are numbered through all stores of the loader, in their order; of a stream those of a first step.
+
+    Args:
+        loader: of data with media.
+
+    Raises:
+        InputError: a store, or an input, cannot be read.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        stream = loader.stream
+        self._documents: _Documents = (
+            _OfStores(loader) if stream is None else _OfStream(stream, loader)
+        )
+        self._reader, self._media = self._documents.reader, self._documents.media
+
+    @property
+    def tokens(self) -> dict[str, tuple[str, int]]:
+        """The token that stands for media of each kind, and its id."""
+        state, control = self._media.processing
+        named = state.get("tokens", {})
+        return {kind: (token, control()[token]) for kind, token in named.items()}
+
+    def with_media(self, longest: int) -> list[int]:
+        """A short document of each kind of media that the data holds, none above ``longest`` tokens."""
+        return self._documents.with_media(longest)
+
+    def few(self, longest: int) -> list[int]:
+        """Two to four documents to try a model on: with media and without, together at most twice ``longest`` tokens.
+
+        The same one may stand there twice.
+        """
+        seen = self.with_media(longest)
+        short = max([_SHORT, *self._documents.lengths(seen).tolist()])
+        found = [*seen, *self._documents.first(min(short, longest))] or self._documents.first(
+            longest
+        )
+        numbers: list[int] = []
+        room = longest
+        for number, length in zip(found, self._documents.lengths(found).tolist(), strict=True):
+            if number not in numbers and (length <= room or not numbers):
+                numbers.append(number)
+                room -= length
+        return numbers if len(numbers) > 1 else numbers * 2
+
+    def misfit(self, model: Any, longest: int) -> str:
+        """What the media of the data are to a model that is not made for them, in words; empty where it is.
+
+        Args:
+            model: of transformers; its weights need not be there.
+            longest: tokens of a row.
+        """
+        name, takes = type(model).__name__, inspect.signature(model.forward).parameters
+        place = self._documents.place
+        numbers = self.with_media(longest)
+        given = {feature for number in numbers for feature in self.batch([[number]])}
+        if not numbers:
+            # A stream whose first steps hold none: what its processor says that it makes.
+            given = {name for kind in self.tokens for name in self._media.names(kind)}
+        if lacking := sorted(given - takes.keys() - {"labels"}):
+            return (
+                f"{name}, which takes no {', '.join(lacking)}, and that is what each {' or '.join(self.tokens)} of "
+                f"{place} becomes: take the model whose processor the data was prepared with"
+            )
+        for kind, (token, number) in self.tokens.items():
+            for setting in (f"{kind}_token_id", f"{kind}_token_index"):
+                value = getattr(model.config, setting, None)
+                if value is not None and value != number:
+                    return (
+                        f"{name}, whose config has {setting} {value}, and in {place} {token!r}, which is "
+                        f"{number}, stands for each {kind}: it would not be found. Prepare the data with the model's "
+                        "own processor and tokenizer, or correct the config"
+                    )
+        return ""
+
+    def batch(self, rows: Sequence[Sequence[int]], seq_len: int = 0) -> Batch:
+        """The documents of each row one behind the other, whole, as tensors.
+
+        Args:
+            rows: numbers of documents.
+            seq_len: tokens of a row; 0 for those of the longest.
+
+        Raises:
+            MediumError: a medium cannot be read.
+        """
+        listed = [number for row in rows for number in row]
+        documents, lengths = np.array(listed, np.int64), self._documents.lengths(listed)
+        pointers = np.cumsum([0, *map(len, rows)])
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
+        sizes = np.diff(np.concatenate(([0], ends))[pointers])
+        places = begins - np.repeat(begins[pointers[:-1]], np.diff(pointers))
+        none = np.zeros_like(documents)
+        built = Rows(pointers, none.astype(np.int32), documents, none, lengths, places)
+        arrays = assemble_rows(self._reader, built, seq_len or int(sizes.max()), "aligned")
+        cuts = BatchCuts(pointers, lengths, places, 1, "aligned", sliced=False)
+        cuts = self._media.begin(arrays, self._reader, built, cuts, varlen=False).finish()
+        return Batch(to_torch(arrays), cuts=cuts)
+
+
+def _short_documents(store: Store, first: int, longest: int, banned: Ids) -> Iterator[int]:
+    """Documents of 2 to ``longest`` tokens that are served, numbered from ``first`` on."""
+    for start in range(0, len(store), _LOOKED_AT):
+        lengths = store.lengths.slice(start, min(len(store), start + _LOOKED_AT))
+        fit = start + np.flatnonzero((lengths > 1) & (lengths <= longest))
+        left_out = are_removed(store.removed, fit) | np.isin(fit, banned)
+        yield from (first + fit[~left_out]).tolist()

@@ -1,0 +1,29 @@
+"""The last look at a batch: every id of it is one of the vocabulary."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.loading.combined_store import Shelf
+from batchloom.core.errors import StoreError
+from batchloom.plan.packing import Rows
+from batchloom.store import Store
+
+
+def refuse_beyond(store: Store | Shelf, ids: NDArray[np.int64], rows: Rows) -> None:
+    """Refuse ids that the vocabulary does not have, negative ones too, before they are served.
+
+    Raises:
+        StoreError: names the shard and the document.
+    """
+    # As unsigned a negative id is the largest, so that one pass tells both.
+    if store.vocab_size is None or int(ids.view(np.uint64).max()) < store.vocab_size:
+        return
+    pieces = store.read(rows.documents, rows.starts, rows.lengths)
+    for document, piece in zip(rows.documents.tolist(), pieces, strict=True):
+        wide = piece.astype(np.int64)
+        wrong = wide[(wide < 0) | (wide >= store.vocab_size)]
+        if wrong.size:
+            raise StoreError(
+                f"{store.shard_of(document)} holds token id {wrong[0]} in document {document}, and the vocabulary has "
+                f"ids 0 to {store.vocab_size - 1}: the shard was changed or damaged. Run batchloom check on the store."
+            )

@@ -1,0 +1,672 @@
+"""The loader: a store (or a ready plan) in, the batches of one rank out."""
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from functools import cached_property, partial
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.assembly import (
+    IGNORE,
+    READ_AS_USUAL,
+    Augment,
+    Batch,
+    BatchSpec,
+    Form,
+    Labels,
+    MediaSpec,
+    Output,
+    Reader,
+    Staged,
+    make_augmentation,
+    stage_of,
+    with_augment,
+    without_augment,
+)
+from batchloom.batches.loading.combined_store import Shelf
+from batchloom.batches.loading.data_source import origin_of
+from batchloom.batches.loading.id_range import refuse_beyond
+from batchloom.batches.loading.iterations import Iterations
+from batchloom.batches.loading.left_out import announce_cut, announce_left_out, count_left_out
+from batchloom.batches.loading.loader_data import (
+    Data,
+    Order,
+    named_by,
+    plan_of,
+    refuse_other_generation,
+    store_of,
+)
+from batchloom.batches.loading.media_rules import batch_media, refuse_cut_by_edit, stream_media
+from batchloom.batches.loading.pool_tables import count_once_a_node, load_tables, wait_for_tables
+from batchloom.batches.loading.rank_share import (
+    Share,
+    filled_up,
+    make_arrays,
+    measured,
+    rank_rows,
+    refuse_undealt,
+    share_of,
+    trained_tokens,
+    whole_step,
+)
+from batchloom.batches.loading.remote_fetch import (
+    Fetching,
+    Found,
+    blocks_of,
+    fetch_rows,
+    rows_of,
+    sizes_of,
+)
+from batchloom.batches.loading.row_costs import RowCosts
+from batchloom.batches.loading.stream_steps import (
+    Streamed,
+    Streaming,
+    done_with,
+    no_step,
+    streaming,
+)
+from batchloom.batches.loading.world import find_world
+from batchloom.batches.media import replacing, resumed
+from batchloom.batches.producer_thread import Begun, in_turn, reserve
+from batchloom.core.errors import PlanError, StateError
+from batchloom.core.settings import shown, whole
+from batchloom.plan import Edit, Mesh, Plan, PlanSpec
+from batchloom.plan.order import DATA_PARALLEL, Imbalance, Uneven, refuse_past_end
+from batchloom.plan.packing import Last, Overlong, Rows
+from batchloom.store import Store
+
+
+@final
+class Loader:
+    """Iterates the batches of one rank; ``len`` is the exact number of steps.
+
+    Every iteration starts at step 0, or once at the step of a loaded state. ``loader[step]``
+    gives any step, on its own. Which tokens a step holds depends only on the plan's
+    fingerprint, the step, the rank and the world size (of a store that is ``replicated`` every
+    rank holds what rank 0 does).
+
+    Args:
+        data: an open store, a ``Mixture`` of several, or a ready ``Plan`` or stream (then the settings of
+            ``PlanSpec`` stay unset). A stream has no ``loader[step]``: its steps come one after the other.
+        seq_len: tokens of a sequence.
+        global_batch_size: sequences of a step over all ranks; this rank's batches have
+            global_batch_size / world_size rows.
+        packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align: see ``PlanSpec``.
+        group_by_length: see ``PlanSpec``; True is 50 steps, False 0.
+        order: ``pools``; or ``lanes``: over a store that a stream kept, with its settings and ``lanes``,
+            the order of the stream.
+        overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
+            of is worth nothing, or with images or audio, and ``split`` for any other; in a mixture for each.
+        rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
+            initialised torch.distributed, torchrun, SLURM or MPI variables, else 0 of 1.
+        world_size: number of data-parallel ranks.
+        mesh: how processes stand together that are tensor-, context- or pipeline-parallel: then
+            ``rank`` and ``world_size`` count all processes. Peers are given the same rows,
+            context-parallel ones each its slice of them.
+        uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks with rows
+            that carry no loss, so that all have the same number.
+        micro_batch_size: rows of one forward pass: a rank's rows are to divide into it (with
+            ``pad`` they are filled up to do); ``batch.split(micro_batch_size)`` cuts a batch.
+        balance: deal the rows a step holds so that ranks have about the same sum of squared span lengths, and of
+            tokens of media.
+        labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
+        output: ``torch`` or ``numpy``.
+        form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
+        prefetch: batches made ahead by one producer thread; 0 for none.
+        device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: tensors are given
+            there, copied ahead on a stream of their own. None for tensors in the memory they were made in.
+        augment: tokens that are masked or replaced: an ``Augment`` of ``batches.augment``, or its settings; or None.
+        media: how images and audio are read, where stores hold some: a ``MediaSpec`` of ``batches.spec``.
+
+    Attributes:
+        augmentation: ``augment`` made ready for the store; None where nothing is changed.
+        costs: what rows cost, by which ``balance`` deals them.
+        media: makes features of images and audio; None where there are none.
+        holds_media, replaced: whether its data holds images or audio; documents whose own are gone, by source.
+        plan: the order, as a value.
+        store: the open store the tokens are read from; of several the shelf they stand on (``batches.shelf``).
+        spec: how batches are made, and this rank.
+
+    Raises:
+        SettingsError: settings that are unknown or contradict each other.
+        PlanError: a world size or micro-batch that does not divide the batch, a mesh that does not
+            fit (names what would), a batch of 2**31 tokens or more, or a store without documents.
+        InputError: a GPU that torch does not see; or a store of preferences, whose rejected answers are not
+            to be imitated.
+        MissingDependencyError: torch is asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        seq_len: int | None = None,
+        global_batch_size: int | None = None,
+        packing: str = "best_fit",
+        overlong: Overlong | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        steps: int | None = None,
+        last: Last = "fill",
+        pool_size: int = 0,
+        block: int = 0,
+        lanes: int = 1,
+        align: int = 1,
+        group_by_length: int | bool = 0,
+        order: Order = "pools",
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Mesh = DATA_PARALLEL,
+        uneven: Uneven = "refuse",
+        micro_batch_size: int | None = None,
+        balance: bool = False,
+        labels: Labels = "aligned",
+        output: Output = "torch",
+        form: Form = "rows",
+        prefetch: int = 4,
+        device: object = None,
+        augment: Augment | Mapping[str, Any] | None = None,
+        media: MediaSpec = READ_AS_USUAL,
+    ) -> None:
+        settings = {
+            "packing": packing,
+            "overlong": overlong,
+            "seed": seed,
+            "shuffle": shuffle,
+            "epochs": epochs,
+            "steps": steps,
+            "last": last,
+            "pool_size": pool_size,
+            "block": block,
+            "lanes": lanes,
+            "align": align,
+            "group_by_length": group_by_length,
+            "order": order,
+        }
+        self.plan = plan_of(data, seq_len, global_batch_size, settings)
+        rank, world_size = find_world(rank, world_size)
+        self.spec = BatchSpec(
+            labels=labels,
+            output=output,
+            form=form,
+            prefetch=prefetch,
+            rank=rank,
+            world_size=world_size,
+            mesh=mesh,
+            uneven=uneven,
+            micro_batch_size=micro_batch_size,
+            balance=balance,
+            device=None if device is None else str(device),
+            media=media,
+        )
+        self.plan, self.replaced = replacing(self.plan, media.replace)
+        self._stage, self.costs = stage_of(self.spec), RowCosts()
+        self._balance = self.costs if balance else None
+        self._turn = threading.RLock()
+        # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
+        self._beside = self.plan
+        self._iterations, self._told = Iterations(), False
+        self._cuts_all = overlong is None and not isinstance(data, Plan)  # and nobody has said so
+        self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
+        self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
+        if self._stream is not None:
+            self.media = stream_media(self._stream.stream, self.spec, augment)
+        else:
+            self.store: Store | Shelf = store_of(self.plan)
+            self.media = batch_media(self._stores(), self.plan, self.spec, augment)
+        self.holds_media = self.media is not None
+        self.share_at(0)
+        if self._stream is None:
+            _LOADERS.add(self)
+            load_tables(self.plan)
+
+    @property
+    def stream(self) -> Streamed | None:
+        """The stream that is read, which has no step on its own; None of a plan."""
+        return None if self._stream is None else self._stream.stream
+
+    @property
+    def streamed(self) -> bool:
+        """Whether a stream is read."""
+        return self._stream is not None
+
+    @cached_property
+    def origin(self) -> str:
+        """Where the data comes from, as log lines and batches say it."""
+        if self._stream is not None:
+            return self._stream.stream.origin
+        return origin_of(*(self.plan.stores.values()))
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._stream is not None:
+            return self._iterate_stream(self._stream, self.next_step)
+        return self._iterate(self.next_step)
+
+    def step_numbers(self, first: int | None = None) -> Iterator[int]:
+        """The numbers of the steps an iteration would give, for a process that does not read: its place moves alike.
+
+        Args:
+            first: where to begin, if not where the next iteration would.
+        """
+        if self._stream is not None:
+            raise no_step("0")
+
+        def has_step(step: int) -> bool:
+            return self.plan.has_step(step)  # of the plan as edits leave it
+
+        return self._iterations.walk(self.next_step if first is None else first, has_step)
+
+    def _iterate_stream(self, stream: Streaming, first: int) -> Iterator[Batch]:
+        steps = stream.open(resumed=self._iterations.resumed)
+        run = self._iterations.begin(first, steps)
+        share, size = self.share_at(0), self.plan.spec.global_batch_size
+
+        def begin(step: int) -> Begun[Staged] | None:
+            if step >= stream.stream.steps:
+                return None
+            reader, rows = steps.take(step)
+            positions = np.arange(share.place.rank, size, share.place.world_size) + step * size
+            begun = self._assembled(reader, *filled_up(rows, positions, share), step)
+            return begun.then(partial(done_with, steps, step))
+
+        made = in_turn(begin, first, self.spec.prefetch, together=self.media is not None)
+        try:
+            for batch in map(Staged.taken, made):
+                self._iterations.gave(run, batch.step)
+                yield batch
+            self._iterations.resumed = False
+        finally:
+            steps.close()
+            self._iterations.left(run)
+
+    def _iterate(self, first: int) -> Iterator[Batch]:
+        run = self._iterations.begin(first)
+        uncounted = self.announce()
+        try:
+            if self.spec.prefetch:
+                count_once_a_node(self.plan)
+            for batch in map(Staged.taken, self._batches(first)):
+                self._iterations.gave(run, batch.step)
+                if run.taken == 1 and uncounted:
+                    count_left_out(self.plan)
+                yield batch
+            self._iterations.resumed = False
+        finally:
+            self._iterations.left(run)
+
+    def _batches(self, first: int) -> Iterator[Staged]:
+        if self.spec.prefetch:
+            batch = 3 * 8 * self.share_at(0).rows * self.plan.spec.seq_len
+            reserve((self.spec.prefetch + 2) * batch)
+        if self.spec.prefetch and self._is_far:
+            yield from self._fetched(first)
+            return
+        together = self.media is not None
+        yield from in_turn(self._next, first, self.spec.prefetch, together=together)
+
+    @cached_property
+    def _is_far(self) -> bool:
+        """Whether any of the stores lies elsewhere."""
+        return any(store.is_far for store in self._stores())
+
+    def _stores(self) -> list[Store]:
+        """The open stores, in the order of the numbers rows have for them."""
+        return list(self.store.stores.values()) if isinstance(self.store, Shelf) else [self.store]
+
+    def _fetched(self, first: int) -> Iterator[Staged]:
+        """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
+        # Not while an edit is at it: rows looked up ahead have to be of the plan that batches are made of.
+        with self._turn:
+            plan = self._beside = self.plan.twin()
+        fetching, over = self._fetching(plan, first), False
+
+        def begin(step: int) -> Begun[Staged] | None:
+            nonlocal plan, fetching
+            if self._beside is not plan:
+                # What was fetched ahead is of the order before an edit.
+                fetching.end()
+                plan = self._beside
+                fetching = self._fetching(plan, step)
+                if over:
+                    fetching.end()
+            fetching.reach(step)
+            return self._next(step, (plan, fetching.found(step)))
+
+        try:
+            # One by one: a cache that holds little is to hold what is needed next.
+            yield from in_turn(begin, first, self.spec.prefetch, together=False)
+        finally:
+            # The producer is not waited for, and may begin another thread now.
+            over = True
+            fetching.end()
+
+    def _fetching(self, plan: Plan, first: int) -> Fetching:
+        """What has the steps of a plan fetched from one on."""
+        rows = rows_of(plan, self._share, self._balance)
+        return Fetching(self._stores(), blocks_of(plan), rows, first, sizes_of(plan, self._share))
+
+    def __repr__(self) -> str:
+        place = self.share_at(self.next_step).place
+        return f"Loader({self.origin}: {self.plan!r}, rank {place.rank} of {place.world_size})"
+
+    def __len__(self) -> int:
+        if self._stream is None:
+            self._wait()
+        return self.plan.steps
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, asked: int) -> Batch:
+        if self._stream is not None:
+            raise no_step(shown(asked))
+        step = whole(asked)
+        if step is None:
+            raise TypeError(
+                f"Steps are taken one by one, by a whole number, not by {shown(asked)}: "
+                "[loader[step] for step in range(2)]"
+            )
+        if self.plan.spec.steps is None:
+            self._wait()
+        if step < 0:
+            step += self.plan.steps
+        if not 0 <= step < self.plan.steps:
+            raise IndexError(
+                f"There is no step {asked}: there are {self.plan.steps:,}, numbered from 0 to "
+                f"{self.plan.steps - 1}."
+            )
+        if not self.plan.has_counts and step > 0:
+            self._wait()
+        return self.batch(step)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step of this rank, whether or not the run is that long.
+
+        Raises:
+            SettingsError: no number of a step.
+        """
+        if self._stream is not None:
+            raise no_step(str(step))
+        return self._begun(step).finish().taken()
+
+    def _begun(self, step: int) -> Begun[Staged]:
+        # An edit waits until it is known what the batch holds: that is one plan's, and one store's.
+        with self._turn:
+            share = self.share_at(step)
+            found = rank_rows(self.plan, step, share, self._balance)
+            if not self.spec.prefetch and self._is_far:
+                fetch_rows(self._stores(), blocks_of(self.plan), found[0])
+            return self._batch_of(step, found)
+
+    def _batch_of(self, step: int, found: Found) -> Begun[Staged]:
+        """The batch of rows of a step."""
+        return self._assembled(self.store, self._numbered(found[0]), found[1], step)
+
+    def _assembled(
+        self, reader: Reader, rows: Rows, positions: NDArray[np.int64], step: int
+    ) -> Begun[Staged]:
+        """A batch of rows, of which each has a position in the run; when finished it is on its way to its device."""
+        context = self.share_at(step).place.context_rank
+        augment = (self.augmentation, positions) if self.augmentation else None
+        spec = self._spec_at(step)
+        arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
+        if self._stream is None:
+            refuse_beyond(self.store, arrays["input_ids"], rows)
+        begun = Begun(lambda: cuts)
+        if self.media is not None:
+            varlen = self.spec.form == "varlen"
+            begun = self.media.begin(arrays, reader, rows, cuts, varlen=varlen)
+        return begun.then(lambda cuts: self._stage(Batch(arrays, step, self.origin, cuts)))
+
+    def trained_tokens(self, step: int) -> int:
+        """Tokens that carry a loss in a step, over all ranks: what its summed loss is divided by (at least by 1).
+
+        Every rank finds out by itself, of the plan and of masks. Of a stream nobody knows the other ranks' rows.
+        """
+        if self._stream is not None:
+            raise no_step(str(step))
+        # An edit in between would give rows of one plan to the store of another.
+        with self._turn:
+            if self.store.replicated:
+                share = self.share_at(step)
+                rows, _ = rank_rows(self.plan, step, share, self._balance)
+                return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
+            start, stop = self.plan.positions_of(step)
+            rows = self._numbered(self.plan.rows(start, stop))
+            if self.augmentation and self.augmentation.drops_loss:
+                # Which tokens keep their loss is drawn for each: they are looked at.
+                augment = (self.augmentation, np.arange(start, stop))
+                whole = replace(self.spec, mesh=DATA_PARALLEL)
+                arrays, _ = make_arrays(
+                    self.store, rows, self.plan.spec_at(step), whole, 0, augment
+                )
+                return int((arrays["labels"] != IGNORE).sum())
+            return trained_tokens(self.store, rows)
+
+    def tokens(self, step: int) -> int:
+        """Tokens of this rank's rows of a step; of a stream, of one that was given."""
+        if self._stream is None:
+            rows, _ = rank_rows(self.plan, step, self.share_at(step), self._balance)
+            return int(rows.lengths.sum())
+        steps = self._iterations.steps
+        if steps is None:
+            raise no_step(str(step))
+        return steps.tokens(step)
+
+    def imbalance(self, step: int) -> Imbalance:
+        """How unevenly the cost of a step, or of its media, lies on ranks, in stretches and as it is dealt."""
+        if self._stream is not None:
+            raise no_step(str(step))
+        share, balance = self.share_at(step), self.spec.balance
+        return measured(self.plan, step, share, self.costs, balance=balance)
+
+    def _spec_at(self, step: int) -> PlanSpec:
+        """The settings that hold at a step."""
+        step = whole_step(step)
+        return self.plan.spec if self._stream is not None else self.plan.spec_at(step)
+
+    def share_at(self, step: int) -> Share:
+        """This process's share of a step, which edits may change."""
+        return self._share(self._spec_at(step))
+
+    def _share(self, plan: PlanSpec) -> Share:
+        """This process's share of the steps of these settings."""
+        return share_of(plan, self.spec, replicated=self._stream is None and self.store.replicated)
+
+    def _numbered(self, rows: Rows) -> Rows:
+        """The rows as the store numbers its documents."""
+        return self.store.numbered(rows) if isinstance(self.store, Shelf) else rows
+
+    @property
+    def first_to_edit(self) -> int:
+        """The first step that an edit may change: the same on every rank that was given as many batches.
+
+        It goes by what was handed out, never by how fast a thread makes steps ahead: the step after the last one
+        given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then; with
+        ``group_by_length`` the first of a window.
+        """
+        made = self._iterations.beyond(self.spec.prefetch + 1)
+        window = max(self.plan.spec.group_by_length, 1)
+        return -(-made // window) * window
+
+    def edit(self, edit: Edit) -> None:
+        """Change the rest of the run from a step on; the journal in the state keeps it.
+
+        The step is at least ``first_to_edit``. Of several ranks each is given the same edit after the same number of
+        batches: then all take it, or all refuse it.
+
+        Raises:
+            PlanError: a step that may have been made, or lies before an earlier edit; or what cannot change.
+            SettingsError: weights or documents that are none.
+        """
+        with self._turn:
+            self._use(self.edited(edit))
+
+    def edited(self, edit: Edit) -> Plan:
+        """The plan as ``edit`` would have it; nothing changes. Raises what that does."""
+        if self._stream is not None:
+            raise PlanError(
+                "A stream cannot be edited: its order is that of its input. Prepare the data for that."
+            )
+        with self._turn:
+            if edit.step < self.first_to_edit:
+                raise PlanError(
+                    f"Step {edit.step} was given, or may have been made ahead (prefetch {self.spec.prefetch}); the "
+                    f"first that can change is {self.first_to_edit}."
+                )
+            plan = self.plan.edited(edit)
+        refuse_past_end(edit, plan.spec.steps)
+        refuse_undealt(plan, self.spec)
+        if self.holds_media and edit.seq_len is not None:
+            refuse_cut_by_edit(plan)
+        return plan
+
+    def lose_track(self) -> None:
+        """Mark the position as unknown, until a state is loaded or this loader is iterated again."""
+        self._iterations.untracked = True
+
+    def batch_options(self) -> dict[str, Any]:
+        """Return the settings of batches, as keywords that make this loader again from its plan."""
+        options = {field.name: getattr(self.spec, field.name) for field in fields(self.spec)}
+        augment = self.augmentation.settings if self.augmentation else None
+        # The documents whose media are replaced are in the plan's journal.
+        return {**options, "media": replace(self.spec.media, replace=()), "augment": augment}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._stream is not None:
+            raise TypeError(
+                "The loader of a stream cannot be pickled or copied; open the stream anew where it is needed."
+            )
+        return _make_copy, (self.plan, self.batch_options(), self.state_dict())
+
+    def renew(self) -> None:
+        """Have locks of its own, after a fork: what another thread held is held for ever."""
+        self._turn = threading.RLock()
+        self.plan = self.plan.twin()
+
+    def _use(self, plan: Plan) -> None:
+        """Go on by another plan of the same stores; the lock is held."""
+        # Before anybody else has the plan, so that it stands still.
+        beside = plan.twin() if self._is_far else plan
+        self.store = store_of(plan)
+        self.plan = plan
+        self._beside = beside
+
+    def _next(
+        self, step: int, looked: tuple[Plan, Found | None] | None = None
+    ) -> Begun[Staged] | None:
+        """The batch of a step; None behind the last.
+
+        Args:
+            step: its number.
+            looked: a plan of which its rows were looked up before, and these.
+        """
+        with self._turn:
+            found = looked[1] if looked and looked[0] is self._beside else None
+            if found is None and not self.plan.has_step(step):
+                return None
+            return self._begun(step) if found is None else self._batch_of(step, found)
+
+    @property
+    def next_step(self) -> int:
+        """The step the next iteration begins with."""
+        return self._iterations.next_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """One position and the plan it belongs to, as plain JSON values.
+
+        Of a stream it knows of the lanes of this rank alone; ``streams.state.merge_states`` makes one
+        of those of all ranks. The position is that after the batch given last. A look at a first batch
+        (``next(iter(loader))``) beside a running iteration does not move it.
+
+        Raises:
+            StateError: workers of a ``DataLoader``, or a ``LoaderDataset``, gave the last batches, or a loop of
+                Accelerate or Lightning fetched them ahead.
+        """
+        if self._iterations.untracked:
+            raise StateError(
+                "The last batches came through workers of a DataLoader, from a LoaderDataset or to a loop that fetches "
+                "ahead (Accelerate, Lightning), and the loader does not know which of them the training loop received. "
+                "Take loader.state_at(batch.step + 1) of the last "
+                "batch, or iterate the Loader itself."
+            )
+        step = self._iterations.position
+        if self._stream is not None:
+            resumed = self._iterations.resumed
+            state = self._stream.state(step, self._iterations.steps, resumed=resumed)
+            return with_augment(state, self.augmentation)
+        return self.state_at(step)
+
+    def state_at(self, step: int) -> dict[str, Any]:
+        """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does."""
+        if self._stream is not None:
+            raise no_step(shown(step))
+        state = self.plan.state(self.plan.positions_of(whole_step(step))[0])
+        return with_augment(state, self.augmentation)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken, on any rank of any world size.
+
+        Raises:
+            StateError: the state is of another store, tokenizer, plan or augmentation; names each field that differs.
+        """
+        if self._stream is not None:
+            step = self._stream.resume(without_augment(state, self.augmentation))
+            self._iterations.load(step)
+            return
+        for name, store in self.plan.stores.items():
+            if isinstance(store, Store):
+                refuse_other_generation(store, state, name)
+        state = without_augment(state, self.augmentation)
+        plan, position = resumed(self.plan, self.replaced, state)
+        if plan is not self.plan:
+            refuse_undealt(plan, self.spec)
+            with self._turn:
+                self._use(plan)
+        step, inside = plan.course.step_at(position)
+        if inside:
+            raise StateError(
+                f"The state's position {position} lies inside step {step}; the state was changed by hand."
+            )
+        self._iterations.load(step)
+
+    def _wait(self) -> None:
+        """Have the counts of all pools: at once for small plans, else from the table."""
+        wait_for_tables(self.plan)
+
+    def announce(self) -> bool:
+        """Tell what the run leaves out, once and from one rank; whether it remains to be counted.
+
+        An iteration does so before its first batch; adapters do it for those who take steps by number.
+        """
+        told, self._told = self._told, True
+        if told or self.spec.rank or not isinstance(self.plan, Plan):
+            return False
+        if self._cuts_all:
+            announce_cut(self.plan)
+        return announce_left_out(self.plan, self.replaced)
+
+
+def _make_copy(plan: Plan, options: dict[str, Any], state: dict[str, Any]) -> Loader:
+    """Make a pickled or copied loader, which goes on where the first one stood."""
+    loader = Loader(plan.twin(), **options)
+    loader.load_state_dict(state)
+    return loader
+
+
+# A producer thread does not live on in a forked child, but the lock it held would.
+_LOADERS: "weakref.WeakSet[Loader]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for loader in _LOADERS:
+        loader.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

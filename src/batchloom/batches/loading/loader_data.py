@@ -1,0 +1,187 @@
+"""What a loader is given: stores, mixtures, plans and streams, and what it refuses of them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from batchloom.batches.assembly import Vocabulary
+from batchloom.batches.loading.combined_store import Shelf, shelf_of
+from batchloom.batches.loading.stream_steps import Streamed
+from batchloom.core.errors import InputError, SettingsError, StateError
+from batchloom.core.settings import to_plain
+from batchloom.plan import LanePlan, Mixture, Plan, PlanSpec, SourceSpec, lane_pool_default
+from batchloom.plan.order import SOURCE
+from batchloom.plan.packing import GROUPED, Overlong
+from batchloom.store import Store, read_stretches
+from batchloom.store.format import generation_with
+from batchloom.store.read import holds_media
+
+Order = Literal["pools", "lanes"]
+Data = Store | Mixture | Plan | LanePlan | Streamed
+
+
+def first_store(stores: Mapping[str, object]) -> Store:
+    """The first of a plan's stores, which share a tokenizer.
+
+    Raises:
+        InputError: it is only lengths.
+    """
+    return next(iter(shelf_of(stores, bans=False).stores.values()))
+
+
+def named_by(data: Data, plan: Plan) -> Vocabulary:
+    """What says which tokenizer made the ids."""
+    if isinstance(data, Streamed):
+        # Not part of that protocol: to ask whether a store is a stream would load its tokenizer.
+        return cast("Vocabulary", data)
+    return first_store(plan.stores)
+
+
+def store_of(plan: Plan) -> Store | Shelf:
+    """What batches read: the store of a plan of one, else all of them on a shelf.
+
+    Raises:
+        InputError: stores that are only lengths, or of preferences.
+    """
+    shelf = shelf_of(plan.stores, bans=bool(plan.course.bans))
+    for store in shelf.stores.values():
+        refuse_preferences(store)
+    alone = not isinstance(plan.data, Mixture) and not plan.course.bans
+    return next(iter(shelf.stores.values())) if alone else shelf
+
+
+def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
+    """Refuse a state that was made on another generation of the store; any other is the plan's to judge.
+
+    Raises:
+        StateError: says which generation to open.
+        GenerationError: it was compacted away.
+    """
+    try:
+        theirs = state["identity"]["sources"][name]["store"]
+    except (KeyError, TypeError):
+        return
+    if theirs == store.fingerprint or store.manifest is None or not store.on_disk:
+        return
+    newest = store.manifest_of()
+    number = generation_with(newest, store.split, theirs, store.media)
+    if number is None:
+        return
+    # Where it was compacted away, this says so.
+    store.manifest_of(number)
+    raise StateError(
+        f"The state was made on generation {number} of {store.place}, and generation {store.generation} is open: "
+        f"open_store({store.place!r}, {store.split!r}, generation={number}) goes on with it exactly."
+    )
+
+
+def refuse_preferences(store: Store) -> None:
+    """Refuse a store of preferences, of which some answers are not to be imitated.
+
+    Raises:
+        InputError: it is one.
+    """
+    if not store.preferences:
+        return
+    remedy = {
+        "pairs": "To train the chosen answers alone, prepare the data again with --map prompt=prompt,completion=chosen "
+        "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
+        "labels": "To train the good answers alone, keep their records only and prepare those with --map label=",
+    }[store.preferences]
+    raise InputError(
+        f"{store.place} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
+        f"too. Preference trainers read them with batchloom.store.read.preference_reader. {remedy}."
+    )
+
+
+def plan_of(
+    data: Data,
+    seq_len: int | None,
+    global_batch_size: int | None,
+    settings: dict[str, Any],
+) -> Plan:
+    """The order of a loader: the plan or stream it is given, or one made of a store or mixture.
+
+    Raises:
+        SettingsError: settings that are missing, or belong to the plan that is given.
+        InputError: it is given something else.
+    """
+    grouped = settings["group_by_length"]
+    if isinstance(grouped, bool):
+        settings = {**settings, "group_by_length": GROUPED if grouped else 0}
+    if isinstance(data, Plan | LanePlan | Streamed):
+        defaults = {**_DEFAULTS, "overlong": None, "order": "pools"}
+        given = [name for name, value in settings.items() if value != defaults[name]]
+        given += [
+            name
+            for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
+            if value is not None
+        ]
+        if given:
+            raise SettingsError(
+                [f"{name}: belongs to the plan, which is given ready" for name in given]
+            )
+        # The others have of a plan what is asked of all: spec, steps and fingerprint.
+        return cast("Plan", data)
+    if not isinstance(data, (Store, Mixture)):
+        raise InputError(
+            f"Loader takes an open store, a Mixture, a Plan or a stream, not {type(data).__name__}; open a path with "
+            "open_store(path)."
+        )
+    missing = [
+        f"{name}: missing; a whole number of at least 1"
+        for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
+        if value is None
+    ]
+    if seq_len is None or global_batch_size is None:
+        raise SettingsError(missing)
+    order = settings.pop("order")
+    if settings["overlong"] is None:
+        usual = usual_overlong(data) if isinstance(data, Store) else "split"
+        settings = {**settings, "overlong": usual}
+        data = _dropping(data) if isinstance(data, Mixture) else data
+    spec = PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings)
+    if order == "pools":
+        return Plan(data, spec)
+    if order != "lanes" or not isinstance(data, Store):
+        wrong = (
+            f"{order!r} is none of pools, lanes"
+            if order != "lanes"
+            else "lanes repeat a stream over one store"
+        )
+        raise SettingsError([f"order: {wrong}"])
+    media = data.manifest is not None and data.manifest.processor is not None
+    spec = replace(spec, pool_size=spec.pool_size or lane_pool_default(media=media))
+    repeated = LanePlan(data, spec, lanes=spec.lanes, bounds=read_stretches(data))
+    return cast("Plan", repeated)
+
+
+def usual_overlong(store: Store) -> Overlong:
+    """What becomes of documents that are too long where nobody says: conversations and media are never cut."""
+    return "drop" if store.conversations or holds_media(store) else "split"
+
+
+def _dropping(mixture: Mixture) -> Mixture:
+    """The same mixture, of which each source does with what is too long what is usual, unless it says otherwise."""
+    sources = dict(mixture.sources)
+    for name, store in mixture.stores.items():
+        own = sources.get(name, SourceSpec())
+        if isinstance(store, Store) and usual_overlong(store) == "drop" and own.overlong is None:
+            sources[name] = replace(own, overlong="drop")
+    return replace(mixture, sources=sources)
+
+
+def overlong_of(plan: Plan) -> dict[str, Overlong]:
+    """What becomes of long documents of each source of a plan."""
+    said = plan.data.sources if isinstance(plan.data, Mixture) else {}
+    return {
+        name: (said[name].overlong if name in said else None) or plan.spec.overlong
+        for name in plan.stores
+    }
+
+
+_DEFAULTS = {
+    name: value
+    for name, value in to_plain(PlanSpec(seq_len=1, global_batch_size=1)).items()
+    if name not in ("seq_len", "global_batch_size")
+}

@@ -1,0 +1,177 @@
+"""What plans and settings of batches documents with media allow."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from batchloom.batches.assembly import BatchSpec, Ids, Reader
+from batchloom.batches.loading.loader_data import overlong_of
+from batchloom.batches.loading.stream_steps import Streamed
+from batchloom.batches.media import (
+    BatchMedia,
+    FoundMedium,
+    MediaSource,
+    Processing,
+    media_of_stores,
+)
+from batchloom.core.errors import InputError, PlanError
+from batchloom.plan import Mixture, Plan
+from batchloom.plan.packing import Rows
+from batchloom.store import Store, StoreMedia
+from batchloom.store.format import StoredMedium
+from batchloom.store.read import holds_media
+
+
+class Reads(Protocol):
+    """What is asked of a loader."""
+
+    @property
+    def holds_media(self) -> bool:
+        """Whether its data holds images or audio."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Where the data comes from."""
+        ...
+
+
+@runtime_checkable
+class _ReadsMedia(Protocol):
+    """A reader of a stream with images or audio."""
+
+    def media(self, documents: Ids) -> list[tuple[MediaSource, Sequence[StoredMedium]]]:
+        """Where the media of documents lie, and which they are, in the order of their tokens."""
+        ...
+
+
+def _found_by(reader: Reader, rows: Rows) -> list[FoundMedium]:
+    if not isinstance(reader, _ReadsMedia):
+        raise AssertionError("a stream with a processor reads media")  # noqa: TRY004 - no argument of anybody
+    return [
+        FoundMedium(span, source, medium)
+        for span, (source, media) in enumerate(reader.media(rows.documents))
+        for medium in media
+    ]
+
+
+def stream_media(stream: Streamed, spec: BatchSpec, augment: object) -> BatchMedia | None:
+    """What makes the media of batches of a stream; None where it reads none.
+
+    Args:
+        stream: that is read.
+        spec: the settings of the batches.
+        augment: what is to be changed of tokens; None for nothing.
+
+    Raises:
+        PlanError: settings that documents with media do not allow.
+    """
+    if stream.processor is None:
+        return None
+    _refuse_settings(spec, augmented=augment is not None)
+    return BatchMedia(_found_by, Processing(stream.processor, lambda: stream.control), spec.media)
+
+
+def batch_media(
+    stores: Sequence[Store], plan: Plan, spec: BatchSpec, augment: object
+) -> BatchMedia | None:
+    """What makes the media of batches of these stores; None where none of them was made with a processor.
+
+    Args:
+        stores: that rows are read from.
+        plan: the order, whose sources they are of.
+        spec: the settings of the batches.
+        augment: what is to be changed of tokens; None for nothing.
+
+    Raises:
+        PlanError, InputError: as :func:`media_of_stores`; or settings that documents with media do not allow.
+    """
+    # Of a processor whose media are left out as they were chosen, nothing is wanted beside the text.
+    if not any(
+        store.manifest is not None and store.manifest.processor and store.media != "none"
+        for store in stores
+    ):
+        return None
+    _refuse(plan, spec, augmented=augment is not None)
+    return media_of_stores(stores, spec.media)
+
+
+def refuse_cut_by_edit(plan: Plan) -> None:
+    """Refuse a plan whose last change of ``seq_len`` cuts documents with media: what was left of pools is packed anew.
+
+    Raises:
+        PlanError: names a document, and the least ``seq_len`` that would do.
+    """
+    era = len(plan.weighed_by_era) - 1
+    for order in (plan.order(number, era) for number in plan.weighed_by_era[era]):
+        store = order.store
+        if not (isinstance(store, Store) and holds_media(store)):
+            continue
+        media = StoreMedia(store)
+        for rest in (one for one in order.rests if one is not None):
+            whole = store.lengths.take(rest.documents)
+            cut = np.flatnonzero(rest.lengths != whole)
+            held = cut[media.tokens_of(rest.documents[cut]) > 0]
+            if held.size:
+                longest = held[whole[held].argmax()]
+                document, tokens = int(rest.documents[longest]), int(whole[longest])
+                raise PlanError(
+                    f"seq_len {order.spec.seq_len} of the edit cuts document {document} of {store.place}, which holds "
+                    f"images or audio and has {tokens} tokens: what is left of a pool is packed anew, and nothing of "
+                    f"it is left out. Give a seq_len of at least {tokens}."
+                )
+
+
+def text_alone(loader: Reads, who: str) -> None:
+    """Refuse a loader of stores with media where arrays of tokens alone are handed on.
+
+    Args:
+        loader: that is to be read.
+        who: hands them on, in words.
+
+    Raises:
+        InputError: its stores hold images or audio.
+    """
+    if loader.holds_media:
+        raise InputError(
+            f"{loader.origin} holds images or audio, which {who} does not hand on yet: the model would be trained on "
+            "what stands for them alone. Give the model the Loader's batches as they are (docs/media.md)."
+        )
+
+
+def _refuse(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
+    """Refuse what documents with media do not allow.
+
+    Raises:
+        PlanError: says what to leave out.
+    """
+    mixed = isinstance(plan.data, Mixture)
+    rules = overlong_of(plan)
+    for name, store in plan.stores.items():
+        if not (isinstance(store, Store) and holds_media(store)):
+            continue
+        whose = f" of source {name!r}" if mixed else ""
+        if plan.spec.packing == "wrap":
+            raise _cuts("packing='wrap'", whose, "packing='best_fit'")
+        if rules[name] in ("split", "truncate"):
+            remedy = f"sources: {{{name}: {{overlong: drop}}}}" if mixed else "overlong='drop'"
+            raise _cuts(f"overlong={rules[name]!r}", whose, f"{remedy}, or 'error'")
+    _refuse_settings(spec, augmented=augmented)
+
+
+def _refuse_settings(spec: BatchSpec, *, augmented: bool) -> None:
+    if spec.mesh.context > 1:
+        raise PlanError(
+            "Images and audio are not cut for context-parallel ranks: give a mesh without context ranks."
+        )
+    if augmented:
+        raise PlanError(
+            "Augmentation would change what stands for images and audio: leave augment (--noise-prob) out."
+        )
+
+
+def _cuts(what: str, whose: str, remedy: str) -> PlanError:
+    return PlanError(
+        f"{what} cuts documents, and a document with images or audio{whose} is never cut: give {remedy}."
+    )

@@ -1,0 +1,292 @@
+"""What one process is given of a step: its rows, and its slice of them."""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.assembly import (
+    Augmentation,
+    BatchCuts,
+    BatchSpec,
+    Reader,
+    assemble_rows,
+    assemble_varlen,
+    augment_batch,
+)
+from batchloom.batches.loading.row_costs import RowCosts
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.core.settings import shown, whole
+from batchloom.plan import (
+    Plan,
+    PlanSpec,
+    balanced,
+    check_world,
+    imbalance,
+    rank_positions,
+    slice_indices,
+    stretches,
+)
+from batchloom.plan.order import Costs, Imbalance, Place, costliest_first, rows_of_rank
+from batchloom.plan.packing import Rows, join_rows, reorder_rows
+
+# Where spans begin in a batch is counted in 32 bits (cu_seq_lens).
+_MOST_TOKENS = (1 << 31) - 1
+# Its position is one of 64 bits, whatever the size of a step.
+_MOST_STEP = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a process is given of every step.
+
+    Attributes:
+        place: where it stands.
+        rows: rows of its batches.
+        passes: micro-batches they are cut into, of ``micro_batch_size`` rows; 1 where none is given.
+    """
+
+    place: Place
+    rows: int
+    passes: int
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows of a forward pass."""
+        return self.rows // self.passes
+
+
+class Dealt(Protocol):
+    """What is known of the shares of a loader."""
+
+    plan: Plan
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it reads a stream, whose steps are all alike."""
+        ...
+
+    def share_at(self, step: int) -> Share:
+        """This process's share of a step, which edits may change."""
+        ...
+
+
+@functools.lru_cache(maxsize=1024)
+def share_of(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> Share:
+    """A process's share, after checking that it can be dealt, cut and counted.
+
+    Args:
+        plan: the settings of the steps.
+        spec: how batches are made, and which rank this is.
+        replicated: whether every rank is to have rank 0's.
+
+    Raises:
+        PlanError: says which sizes would fit.
+    """
+    place = spec.mesh.place(spec.rank, spec.world_size)
+    size = plan.global_batch_size
+    check_world(size, place.rank, place.world_size, spec.uneven)
+    rows = rows_of_rank(size, place.world_size, spec.micro_batch_size, spec.uneven)
+    if rows * plan.seq_len > _MOST_TOKENS:
+        raise PlanError(
+            f"A batch of {rows} sequences of {plan.seq_len} tokens holds {rows * plan.seq_len}, more than "
+            f"{_MOST_TOKENS}: lower global_batch_size or seq_len, or use more ranks."
+        )
+    _check_slices(plan, spec)
+    passes = rows // (spec.micro_batch_size or rows)
+    return Share(replace(place, rank=0) if replicated else place, rows, passes)
+
+
+def whole_step(step: object) -> int:
+    """The number of a step as a plain int.
+
+    Raises:
+        SettingsError: it is none, or of no run.
+    """
+    number = whole(step)
+    if number is None or not 0 <= number <= _MOST_STEP:
+        lost = (
+            "; a batch that was rebuilt from its arrays has lost its step: count the steps trained"
+        )
+        raise SettingsError(
+            [
+                f"step: {shown(step)} is no whole number from 0 on that a run has"
+                + (lost if number is not None and number < 0 else "")
+            ]
+        )
+    return number
+
+
+def share_of_run(loader: Dealt, first: int = 0) -> Share:
+    """A process's share from a step on, for a framework that does as many passes in every step of a run.
+
+    Raises:
+        PlanError: edits have a later step make more or fewer; says from which on.
+    """
+    share = loader.share_at(first)
+    for stretch in () if loader.streamed else loader.plan.course.stretches:
+        if stretch.step > first and (later := loader.share_at(stretch.step)).passes != share.passes:
+            raise PlanError(
+                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
+                f"and by an edit {later.passes} of {later.micro_batch_size} from step {stretch.step} on: here the "
+                "optimizer would step elsewhere. Leave global_batch_size out of the edits, or micro_batch_size out of "
+                "the Loader: then each step is one pass."
+            )
+    return share
+
+
+def refuse_undealt(plan: Plan, spec: BatchSpec) -> None:
+    """Refuse a plan that edits give a step which cannot be dealt, cut or counted.
+
+    Raises:
+        PlanError: says which sizes would fit.
+    """
+    for stretch in plan.course.stretches:
+        share_of(plan.spec_at(stretch.step), spec)
+
+
+def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
+    mesh, cuts = spec.mesh, spec.mesh.cuts
+    what = f"{mesh.slices} slices for {mesh.context} context ranks cut"
+    if spec.form == "varlen" and plan.align % cuts:
+        raise PlanError(
+            f"{what} each document into {cuts} in the varlen form, and align is {plan.align}: give align={cuts} "
+            "(part of the plan, so of a new run), or form='rows'."
+        )
+    if plan.seq_len % cuts:
+        below = plan.seq_len // cuts * cuts
+        fitting = " or ".join(str(n) for n in (below, below + cuts) if n)
+        raise PlanError(
+            f"{what} a sequence into {cuts}, and seq_len is {plan.seq_len}: {fitting} can be cut so."
+        )
+
+
+def rank_rows(
+    plan: Plan, step: int, share: Share, balance: RowCosts | None = None
+) -> tuple[Rows, NDArray[np.int64]]:
+    """The rows a data-parallel rank holds of a step, and the position of each in the run, int64 [R].
+
+    Those without loss that fill it up come last; they have no position (-1).
+
+    Args:
+        plan: the order.
+        step: its number.
+        share: of the rank.
+        balance: what tells the costs that rows are dealt by; None for stretches.
+    """
+    place, (start, stop) = share.place, plan.positions_of(step)
+    lanes = plan.spec.lanes
+    if balance is not None and place.world_size > 1:
+        rows = plan.rows(start, stop)
+        costs = balance.of(plan, rows)
+        ranks = balanced(costs, place.world_size)
+        # The costliest first, so that the micro-batches ranks do at the same time are alike, too.
+        order = costliest_first(costs)
+        own = order[ranks[order] == place.rank]
+        rows, positions = reorder_rows(rows, own), start + own
+    elif lanes > 1 and lanes % place.world_size == 0:
+        part = (place.rank, place.world_size)
+        rows, positions = plan.rows(start, stop, part), plan.positions_in(start, stop, part)
+    else:
+        first, last = rank_positions(0, stop - start, place.rank, place.world_size)
+        rows, positions = (
+            plan.rows(start + first, start + last),
+            np.arange(start + first, start + last),
+        )
+    return filled_up(rows, positions, share)
+
+
+def filled_up(
+    rows: Rows, positions: NDArray[np.int64], share: Share
+) -> tuple[Rows, NDArray[np.int64]]:
+    """As many rows as a share has, those without loss last; they have no position (-1)."""
+    if len(rows) == share.rows:
+        return rows, positions
+    none = np.full(share.rows - len(rows), -1)
+    return join_rows([rows], share.rows), np.concatenate([positions, none])
+
+
+def measured(plan: Plan, step: int, share: Share, costs: RowCosts, *, balance: bool) -> Imbalance:
+    """How unevenly the cost of a step lies on data-parallel ranks."""
+    found = costs.of(plan, plan.rows(*plan.positions_of(step)))
+    return imbalance_of(plan, step, found, share.place.world_size, balance=balance)[1]
+
+
+def imbalance_of(
+    plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
+) -> tuple[NDArray[np.int64], Imbalance]:
+    """The data-parallel rank of each row of a step, int64 [B], and how unevenly their costs lie on ranks."""
+    if world_size == 1:
+        return np.zeros(costs.shape[-1], np.int64), Imbalance(1.0, 1.0)
+    plain = ranks_of_rows(plan, step, costs, world_size, balance=False)
+    in_order = imbalance(costs, plain, world_size)
+    if not balance:
+        return plain, Imbalance(in_order, in_order)
+    dealt = ranks_of_rows(plan, step, costs, world_size, balance=True)
+    return dealt, Imbalance(in_order, imbalance(costs, dealt, world_size))
+
+
+def ranks_of_rows(
+    plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
+) -> NDArray[np.int64]:
+    """The data-parallel rank that holds each row of a step, as :func:`rank_rows` deals them, int64 [B].
+
+    Args:
+        plan: the order.
+        step: its number.
+        costs: of each row of the step, int64 [B], or of several kinds of work [K, B].
+        world_size: data-parallel ranks.
+        balance: whether rows are dealt by their costs.
+    """
+    if balance and world_size > 1:
+        return balanced(costs, world_size)
+    if plan.spec.lanes == 1 or plan.spec.lanes % world_size:
+        return stretches(costs.shape[-1], world_size)
+    start, stop = plan.positions_of(step)
+    ranks = np.zeros(costs.shape[-1], np.int64)
+    for rank in range(world_size):
+        ranks[plan.positions_in(start, stop, (rank, world_size)) - start] = rank
+    return ranks
+
+
+def make_arrays(
+    store: Reader,
+    rows: Rows,
+    plan: PlanSpec,
+    spec: BatchSpec,
+    context_rank: int,
+    augment: tuple[Augmentation, NDArray[np.int64]] | None = None,
+) -> tuple[dict[str, Any], BatchCuts]:
+    """The arrays of some rows, as the settings want them, for one context rank, and which spans they hold.
+
+    Augmentation is given with the position of each row; it comes before a context rank's slice is taken.
+    """
+    arrays: dict[str, Any]
+    if spec.form == "varlen":
+        arrays = assemble_varlen(store, rows, spec.labels, plan.align)
+        lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
+        names = ["input_ids", "labels", "position_ids", "seq_idx"]
+    else:
+        arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
+        lengths, names = np.array([plan.seq_len]), list(arrays)
+    if augment:
+        made, positions = augment
+        augment_batch(arrays, made, rows, positions, plan, labels=spec.labels)
+    if spec.mesh.context > 1:
+        indices = slice_indices(lengths, spec.mesh, context_rank)
+        arrays |= {name: arrays[name].take(indices, axis=1) for name in names}
+    sliced = spec.mesh.context > 1
+    # Copies: a batch that is kept is not to keep the rows of a whole pool.
+    held = (rows.pointers.copy(), rows.lengths.copy(), rows.places.copy())
+    return arrays, BatchCuts(*held, plan.align, spec.labels, sliced)
+
+
+def trained_tokens(store: Reader, rows: Rows) -> int:
+    """Tokens of rows that carry a loss: all but each span's first, and those that are masked."""
+    if not store.masked:
+        return int((rows.lengths - 1).sum())
+    long = rows.lengths > 1
+    masks = store.mask(rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
+    return sum(int(mask.sum()) for mask in masks)

@@ -1,0 +1,293 @@
+"""Having the tokens of coming steps here before they are assembled, where a store lies elsewhere."""
+
+import atexit
+import functools
+import logging
+import threading
+import weakref
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.loading.rank_share import Share, rank_rows
+from batchloom.batches.loading.row_costs import RowCosts
+from batchloom.core.errors import BatchloomError
+from batchloom.plan import LanePlan, Plan, PlanSpec
+from batchloom.plan.packing import Rows
+from batchloom.store import Store
+
+LOG = logging.getLogger("batchloom")
+# Tokens of the steps that are looked ahead, and of those that are fetched together.
+_AHEAD, _TOGETHER = 64 << 20, 16 << 20
+# The cache holds what is coming beside what was used.
+_CACHE_SHARE = 4
+_SECONDS = 5.0
+
+
+# Rows of a step, and the position of each in the run.
+Found = tuple[Rows, NDArray[np.int64]]
+
+
+class Sizes(NamedTuple):
+    """Tokens of the steps of a rank: as many for all of a stretch, between two edits.
+
+    Attributes:
+        steps: the first step of each stretch, ascending from 0.
+        each: tokens of one of its steps.
+        before: tokens of all steps before it.
+    """
+
+    steps: tuple[int, ...]
+    each: tuple[int, ...]
+    before: tuple[int, ...]
+
+    def of(self, step: int) -> int:
+        """Tokens of a step."""
+        return self.each[bisect_right(self.steps, step) - 1]
+
+    def until(self, step: int) -> int:
+        """Tokens of all steps before one."""
+        at = bisect_right(self.steps, step) - 1
+        return self.before[at] + (step - self.steps[at]) * self.each[at]
+
+    def behind(self, tokens: int) -> int:
+        """The first step before which there are so many tokens, or more."""
+        at = max(bisect_left(self.before, tokens) - 1, 0)
+        return self.steps[at] - (self.before[at] - max(tokens, 0)) // self.each[at]
+
+    def stretch_behind(self, step: int) -> int | None:
+        """The first step of the next stretch; None where no other follows."""
+        at = bisect_right(self.steps, step)
+        return self.steps[at] if at < len(self.steps) else None
+
+
+def sizes_of(plan: Plan, share: Callable[[PlanSpec], Share]) -> Sizes:
+    """Tokens of the steps of a rank, whose share of a step its settings tell."""
+    steps: list[int] = []
+    each: list[int] = []
+    before = [0]
+    for stretch in plan.course.stretches:
+        if steps:
+            before.append(before[-1] + (stretch.step - steps[-1]) * each[-1])
+        steps.append(stretch.step)
+        each.append(share(plan.spec_at(stretch.step)).rows * stretch.seq_len)
+    return Sizes(tuple(steps), tuple(each), tuple(before))
+
+
+@final
+class Fetching:
+    """A thread that has coming steps fetched while earlier ones are made.
+
+    What fails is asked for again as steps go on. What fails for good is told by whoever makes the step that
+    needs it: that step asks for the same bytes, and fails before a token of it is served.
+
+    Args:
+        stores: of each source that rows name, of which some lie elsewhere.
+        blocks: of each store, how many neighbouring documents the plan keeps together.
+        rows: the rows of a step of this rank and their positions, None behind the last; called by the thread alone.
+        first: the first step.
+        sizes: tokens of each step of this rank.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        blocks: Sequence[int],
+        rows: Callable[[int], Found | None],
+        first: int,
+        sizes: Sizes,
+    ) -> None:
+        self._stores, self._blocks, self._rows, self._sizes = stores, blocks, rows, sizes
+        far = [(store.far, store.dtype.itemsize) for store in stores if store.far is not None]
+        self._limit = min(one.settings.limit for one, _ in far)
+        self._itemsize = max(one.bytes_a_token for one, _ in far)
+        # Tokens that the cache holds, that are looked ahead, and that are fetched together; fewer where media come too.
+        self._room = self._limit // self._itemsize
+        share = max(one.bytes_a_token // size for one, size in far)
+        self._ahead = min(_AHEAD // share, self._room // _CACHE_SHARE)
+        self._together = min(_TOGETHER // share, self._ahead // 2)
+        self._at = self._needed = self._waits_for = first
+        self._found: dict[int, Found] = {}
+        self._turn = threading.Condition()
+        self._ended = self._told = False
+        self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
+        _RUNNING.add(self)
+        self._thread.start()
+
+    def reach(self, step: int) -> None:
+        """Say which step is made now."""
+        if not self._fits(step):
+            _tell_of_room(self._limit, self._sizes.of(step) * self._itemsize)
+        with self._turn:
+            self._needed = step
+            # To wake it with every step costs a consumer that takes all it can much of its time.
+            if step >= self._waits_for:
+                self._turn.notify()
+
+    def found(self, step: int) -> Found | None:
+        """What was looked up of a step, once; None where it was not: to do it again costs as much as its tokens."""
+        with self._turn:
+            return self._found.pop(step, None)
+
+    def end(self) -> None:
+        """Let the thread end, behind what it is at."""
+        with self._turn:
+            self._ended = True
+            self._turn.notify()
+
+    def wait(self) -> None:
+        """Wait a little until the thread has ended."""
+        if self._thread.is_alive():
+            self._thread.join(_SECONDS)
+
+    def _run(self) -> None:
+        steps = 1
+        while (group := self._next(steps)) is not None:
+            try:
+                if not self._fetch(group):
+                    return
+            except BatchloomError as error:
+                self._tell(error)
+                self._wait_behind(group.start)
+                steps = 1
+                continue
+            except RuntimeError:
+                # What threads meet at the end of the interpreter.
+                return
+            # The first step is waited for, so it comes alone; the others in ever larger groups.
+            steps = 2 * len(group)
+
+    def _next(self, steps: int) -> range | None:
+        """The steps to go on with, once they are near enough, so many at most; None where nobody wants more."""
+        with self._turn:
+            while not self._ended:
+                group = self._group(max(self._at, self._needed), steps)
+                if group is None:
+                    return None
+                # What is looked ahead begins behind the step that is made; one that fits may always be the next.
+                far = self._sizes.behind(self._sizes.until(group.stop) - self._ahead) - 1
+                self._waits_for = min(far, group.stop - 2) if len(group) == 1 else far
+                if self._needed >= self._waits_for:
+                    self._at = group.stop
+                    return group
+                self._turn.wait()
+            return None
+
+    def _group(self, start: int, most: int) -> range | None:
+        """Steps from one on that are fetched together; None where no step follows that fits."""
+        sizes = self._sizes
+        at: int | None = start
+        while at is not None and not self._fits(at):
+            at = sizes.stretch_behind(at)
+        if at is None:
+            return None
+        # The last step before which there are not more tokens than are fetched together.
+        stop = sizes.behind(sizes.until(at) + self._together + 1) - 1
+        return range(at, max(at + 1, min(at + most, stop)))
+
+    def _fits(self, step: int) -> bool:
+        """Whether the cache holds a step and the one that is made meanwhile."""
+        return self._room >= 2 * self._sizes.of(step)
+
+    def _tell(self, error: BatchloomError) -> None:
+        """Say once that steps are not fetched ahead; they are fetched as they are made."""
+        if not self._told:
+            self._told = True
+            LOG.warning(
+                "Coming steps could not be fetched ahead: %s Each is fetched as it is made, more slowly, and "
+                "fetching ahead is tried again with every step.",
+                error,
+            )
+
+    def _wait_behind(self, start: int) -> None:
+        """Wait until another step is made, and go on at ``start``, which could not be had."""
+        with self._turn:
+            needed, self._at = self._needed, start
+            self._waits_for = needed + 1
+            while not self._ended and self._needed == needed:
+                self._turn.wait()
+
+    def _fetch(self, group: range) -> bool:
+        """Have steps fetched; whether there are more behind them."""
+        if all(store.is_here for store in self._stores):
+            return True
+        found = [(step, self._rows(step)) for step in group]
+        kept = {step: one for step, one in found if one is not None}
+        if kept:
+            fetch_rows(self._stores, self._blocks, *(rows for rows, _ in kept.values()))
+        with self._turn:
+            later = {step: one for step, one in self._found.items() if step >= self._needed}
+            self._found = {**later, **kept}
+        return len(kept) == len(found)
+
+
+@functools.cache
+def _tell_of_room(limit: int, needed: int) -> None:
+    """Say once that steps are too large to be fetched ahead."""
+    LOG.warning(
+        "Coming steps are not fetched ahead: a step of this rank has %s bytes, and the cache holds %s "
+        "(cache_limit). Each is fetched as it is made, which is slow; give the cache at least twice a step.",
+        f"{needed:,}",
+        f"{limit:,}",
+    )
+
+
+def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> None:
+    """Have the documents of rows here, of those stores that lie elsewhere.
+
+    Args:
+        stores: of each source that rows name.
+        blocks: of each store, how many neighbouring documents the plan keeps together.
+        rows: whose documents.
+
+    Raises:
+        StoreError, InputError: as ``Store.read``.
+    """
+    for source, (store, block) in enumerate(zip(stores, blocks, strict=True)):
+        if store.is_far:
+            held = [one.documents[_served(one, source)] for one in rows]
+            store.fetch(np.unique(np.concatenate(held)), block)
+
+
+def _served(rows: Rows, source: int) -> NDArray[np.bool_]:
+    """Which spans are read of a source: in the place of what is banned stands padding, and what it was may be gone."""
+    ours: NDArray[np.bool_] = rows.sources == source
+    return ours if rows.banned is None else ours & ~rows.banned
+
+
+def blocks_of(plan: Plan | LanePlan) -> list[int]:
+    """Of each source, how many neighbouring documents the plan keeps together."""
+    if not isinstance(plan, Plan):
+        return [1]
+    return [max(plan.order(number).pools.blocks) for number in range(len(plan.names))]
+
+
+# The interpreter ends a thread that runs on where it stands, and where that is C++ the process aborts.
+_RUNNING: "weakref.WeakSet[Fetching]" = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    running = list(_RUNNING)
+    for one in running:
+        one.end()
+    for one in running:
+        one.wait()
+
+
+atexit.register(_end_all)
+
+
+def rows_of(
+    plan: Plan, share: Callable[[PlanSpec], Share], balance: RowCosts | None = None
+) -> Callable[[int], Found | None]:
+    """What tells the rows of a rank in each step and their positions, None behind the last."""
+
+    def found(step: int) -> Found | None:
+        if not plan.has_step(step):
+            return None
+        return rank_rows(plan, step, share(plan.spec_at(step)), balance)
+
+    return found

@@ -1,0 +1,75 @@
+"""Which media of a store batches could not be made of: each is read, decoded and processed as for a batch."""
+
+import contextlib
+from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from batchloom.batches.assembly import READ_AS_USUAL
+from batchloom.batches.media.batch_media import BatchMedia
+from batchloom.batches.media.media_stores import StoreSource, media_of_stores
+from batchloom.core.errors import StoreError
+from batchloom.store import Store
+from batchloom.store.format import StoredMedium, are_removed
+
+# Documents whose media are read together: of several that name one medium it is read once.
+_TOGETHER = 512
+
+
+class Looked(NamedTuple):
+    """What was found of some neighbouring documents.
+
+    Attributes:
+        documents: how many of them hold media.
+        media: how many these are.
+        lost: of the documents of which some cannot be read, what is wrong with the first that cannot, by their numbers.
+    """
+
+    documents: int
+    media: int
+    lost: dict[int, str]
+
+
+def look_at_media(store: Store) -> Iterator[Looked]:
+    """Read the media of a store's documents, those that were removed aside.
+
+    Args:
+        store: an open store that was made with a processor.
+
+    Raises:
+        StoreError: the store does not say which media its documents hold.
+        InputError: a store elsewhere cannot be reached, or its processor not be made here.
+        MissingDependencyError: what decodes media is not installed.
+    """
+    reads, source = media_of_stores([store], READ_AS_USUAL), StoreSource(store)
+    for first in range(0, len(store), _TOGETHER):
+        numbers = np.arange(first, min(first + _TOGETHER, len(store)))
+        numbers = numbers[~are_removed(store.removed, numbers)]
+        held = [media for media in source.media.of(numbers) if media]
+        if not held:
+            continue
+        # What cannot be had is told of the medium that needs it.
+        with contextlib.suppress(StoreError):
+            store.fetch(np.array([media[0].document for media in held]))
+        yield _looked(reads, source, held)
+
+
+def _looked(reads: BatchMedia, source: StoreSource, held: list[list[StoredMedium]]) -> Looked:
+    kinds: dict[tuple[object, ...], StoredMedium] = {}
+    for medium in chain.from_iterable(held):
+        kinds.setdefault(_named(medium), medium)
+    wrong = dict(zip(kinds, reads.faults(source, list(kinds.values())), strict=True))
+    lost: dict[int, str] = {}
+    for medium in chain.from_iterable(held):
+        if fault := wrong[_named(medium)]:
+            of = kinds[_named(medium)].document
+            same = "" if of == medium.document else f"Document {medium.document}, too: "
+            lost.setdefault(medium.document, same + fault)
+    return Looked(len(held), sum(map(len, held)), lost)
+
+
+def _named(medium: StoredMedium) -> tuple[object, ...]:
+    """What tells a medium from others, and a frame from those of the same video."""
+    return medium.facts, medium.digest, medium.place, medium.blob, medium.grid

@@ -1,0 +1,127 @@
+"""The media of documents of stores, for batches: which rows hold, and where they lie."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import final
+
+import numpy as np
+
+from batchloom.batches.assembly import Ids, MediaSpec, Reader
+from batchloom.batches.media.batch_media import BatchMedia, FoundMedium, Processing
+from batchloom.core.errors import PlanError
+from batchloom.media import MediaLimits
+from batchloom.plan.packing import Rows
+from batchloom.store import Store, StoreMedia
+from batchloom.store.format import StoredMedium, are_removed
+
+
+@final
+class StoreSource:
+    """An open store as a place of media.
+
+    Attributes:
+        store: the same.
+        media: which documents hold some.
+        limits: those that it was prepared with.
+        remedy: what may be done where a medium cannot be read.
+    """
+
+    remedy = (
+        "batchloom check STORE --gone FILE lists such documents; MediaSpec(replace=FILE), of train --gone FILE, serves "
+        "padding for them."
+    )
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.media = store, StoreMedia(store)
+        self.limits = _limits_of(store)
+
+    def held(self, medium: StoredMedium) -> bytes:
+        """The bytes of a medium that the store holds; raises as ``StoreMedia.held``."""
+        return self.media.held(medium)
+
+    def folder_of(self, document: int) -> str | None:
+        """Where paths of media begin that a document's source names; None where no report says."""
+        return self.media.folder_of(document)
+
+    def told(self, document: int) -> str:
+        """What a document is called in a sentence."""
+        origin = self.store.origin(document)
+        line = f", line {origin.line}" if origin.line is not None else f", row {origin.record + 1}"
+        return f"Document {document} of {self.store.place} ({origin.source}{line})"
+
+
+@final
+class _Finder:
+    """Finds the media of rows whose documents are numbered through stores."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.sources = [StoreSource(store) for store in stores]
+        self._firsts = np.cumsum([0, *(len(store) for store in stores)])
+
+    def __call__(self, _reader: Reader, rows: Rows) -> list[FoundMedium]:
+        numbers = np.searchsorted(self._firsts, rows.documents, side="right") - 1
+        found: list[FoundMedium] = []
+        for number, source in enumerate(self.sources):
+            if not source.media.any:
+                continue
+            spans = np.flatnonzero(numbers == number)
+            documents = rows.documents[spans] - self._firsts[number]
+            # What was taken out reads as end tokens, and what stood for media is gone with it.
+            left = ~are_removed(source.store.removed, documents)
+            spans, documents = spans[left], documents[left]
+            those = source.media.of(documents)
+            _refuse_cut(source, rows, spans, documents, those)
+            found += [
+                FoundMedium(span, source, medium)
+                for span, some in zip(spans.tolist(), those, strict=True)
+                for medium in some
+            ]
+        return sorted(found, key=lambda one: (one.span, one.medium.start))
+
+
+def media_of_stores(stores: Sequence[Store], spec: MediaSpec) -> BatchMedia:
+    """What makes the media of batches of stores.
+
+    Args:
+        stores: that rows are read from, in the order in which their documents are numbered through.
+        spec: how media are read.
+
+    Raises:
+        PlanError: the stores are of several processors.
+        InputError: a store elsewhere cannot be reached.
+    """
+    find = _Finder(stores)
+    prepared = [
+        (source.store, state)
+        for source in find.sources
+        if (state := source.media.processor) is not None
+    ]
+    if len({state["fingerprint"] for _, state in prepared}) > 1:
+        raise PlanError(
+            "The stores are of several processors, whose features do not go into one model: "
+            f"{', '.join(sorted({str(state['name']) for _, state in prepared}))}. Prepare them with one."
+        )
+    store, state = prepared[0]
+    return BatchMedia(find, Processing(state, lambda: store.tokenizer.control), spec)
+
+
+def _refuse_cut(
+    source: StoreSource, rows: Rows, spans: Ids, documents: Ids, media: Sequence[object]
+) -> None:
+    """Raise where a span is a part of a document with media: its features would be those of the whole."""
+    whole = source.store.lengths.take(documents)
+    cut = (rows.starts[spans] != 0) | (rows.lengths[spans] != whole)
+    for at in np.flatnonzero(cut).tolist():
+        if media[at]:
+            raise PlanError(
+                f"Document {int(documents[at])} of {source.store.place} holds images or audio and is cut by the plan: "
+                "give its source overlong='drop' or 'error', and a packing that cuts nothing (best_fit)."
+            )
+
+
+def _limits_of(store: Store) -> MediaLimits:
+    """The limits that a store was prepared with."""
+    recipe = store.manifest.recipe if store.manifest else {}
+    said = (recipe.get("reading") or {}).get("media") or {}
+    known = {field.name for field in fields(MediaLimits)}
+    return MediaLimits(**{name: value for name, value in said.items() if name in known})

@@ -1,0 +1,89 @@
+"""What a step of a plan holds, over all ranks: told of lengths by arithmetic, without asking a rank."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.loading import Loader, imbalance_of, rank_rows, share_of
+from batchloom.plan import row_costs
+from batchloom.plan.order import Imbalance
+from batchloom.plan.packing import Rows, aligned
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One step, over all ranks.
+
+    Attributes:
+        tokens: that each data-parallel rank is given, without padding, int64 [ranks].
+        sources: tokens of each source of the plan, int64 [sources].
+        squares: sum of the squared lengths of all spans.
+        trained: tokens that carry a loss; None where only masks tell.
+        capacity: tokens that its sequences can hold.
+        places: tokens that all ranks compute, padding included.
+        imbalance: of its cost, see ``Loader.imbalance``; None where ranks cannot differ.
+        banned: spans that are padding, since their documents are banned or their media gone.
+    """
+
+    tokens: Ints
+    sources: Ints
+    squares: int
+    trained: int | None
+    capacity: int
+    places: int
+    imbalance: Imbalance | None
+    banned: int
+
+
+def step_facts(loader: Loader, step: int) -> StepFacts:
+    """The facts of a step of a loader over a plan."""
+    plan, how = loader.plan, loader.spec
+    spec = plan.spec_at(step)
+    share = share_of(spec, how, replicated=loader.store.replicated)
+    ranks = share.place.world_size
+    copies = ranks if loader.store.replicated else 1
+    uneven = None
+    if loader.store.replicated:
+        rows, _ = rank_rows(plan, step, share, loader.costs if how.balance else None)
+        owners = np.zeros(len(rows), np.int64)
+    else:
+        rows = plan.rows(*plan.positions_of(step))
+        costs = loader.costs.of(plan, rows)
+        owners, uneven = imbalance_of(plan, step, costs, ranks, balance=how.balance)
+    served = rows.lengths if rows.banned is None else np.where(rows.banned, 0, rows.lengths)
+    places = ranks * share.rows * spec.seq_len
+    if how.form == "varlen":
+        places = copies * int(aligned(rows.lengths, spec.align).sum())
+        # A rank without a span computes padding: models take no empty input.
+        spans = np.bincount(owners.repeat(np.diff(rows.pointers)), minlength=ranks // copies)
+        places += copies * spec.align * int((spans == 0).sum())
+    return StepFacts(
+        tokens=_by_rank(rows, served, owners, ranks, copies),
+        sources=copies * _sums(rows.sources, served, len(plan.stores)),
+        squares=copies * int(row_costs(rows).sum()),
+        trained=None if _only_masks_tell(loader) else copies * int((served - 1).clip(0).sum()),
+        capacity=copies * len(rows) * spec.seq_len,
+        places=places,
+        imbalance=uneven if ranks > 1 else None,
+        banned=0 if rows.banned is None else copies * int(rows.banned.sum()),
+    )
+
+
+def _only_masks_tell(loader: Loader) -> bool:
+    """Whether which tokens are trained does not follow from lengths."""
+    drops = loader.augmentation is not None and loader.augmentation.drops_loss
+    return loader.store.masked or drops
+
+
+def _by_rank(rows: Rows, served: Ints, owners: Ints, ranks: int, copies: int) -> Ints:
+    spans = owners.repeat(np.diff(rows.pointers))
+    tokens = _sums(spans, served, ranks)
+    return np.repeat(tokens[:1], ranks) if copies > 1 else tokens
+
+
+def _sums(of: NDArray[np.integer], values: Ints, count: int) -> Ints:
+    """Sums of values by what each is of; exact below 2**53."""
+    return np.bincount(of, values, count).astype(np.int64)

@@ -1,0 +1,246 @@
+"""What the columns of a record say: prompts, answers, and the system and tools around them."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from batchloom.chat.schema.record_columns import (
+    Lookup,
+    Row,
+    absent,
+    heads,
+    lookup,
+    says_something,
+    value_at,
+)
+from batchloom.chat.schema.record_keys import messages_in
+from batchloom.chat.schema.schemas import Schema
+from batchloom.chat.schema.turns import Turns, empty, read_tools, read_turns
+from batchloom.core.conversation import Conversation
+from batchloom.core.errors import UnusableRecordError
+from batchloom.core.wording import BYTES_REMEDY, kind_of
+
+_MESSAGES = re.compile(r"\s*\[\s*\{")
+NO_TURNS: Turns = ([], [])
+_MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio"})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The columns of one role and how they are looked up; a role the schema has not holds nothing."""
+
+    role: str
+    names: tuple[str, ...]
+    get: Lookup
+
+    @classmethod
+    def of(cls, schema: Schema, role: str) -> "Column":
+        """The columns a schema has for this role."""
+        names = schema.columns.get(role, ())
+        return cls(role, names, lookup(names))
+
+    def name(self, row: Row, value: Any) -> str:
+        """The column that holds this value of the record."""
+        return next((n for n in self.names if value_at(row, n) is value), self.names[0])
+
+
+def asked_reader(schema: Schema) -> Callable[[Row], Turns]:
+    """A function to the turns before the answer: history, and the prompt joined with its context."""
+    prompt, context = Column.of(schema, "prompt"), Column.of(schema, "context")
+    history = Column.of(schema, "history")
+    ask, more, before = prompt.get, context.get, history.get
+    around = heads((*context.names, *history.names))
+
+    def asked(row: Row) -> Turns:
+        value = ask(row)
+        turns = spoken(row, prompt, value, "user")
+        if around.isdisjoint(row):
+            return turns
+        extra = more(row)
+        if says_something(extra):
+            if not isinstance(extra, str):
+                raise not_text(row, context, extra)
+            if not isinstance(value, str):
+                raise UnusableRecordError(
+                    f"column {context.name(row, extra)!r} cannot join a prompt that is a list of messages; "
+                    "leave it out with --map context="
+                )
+            if not empty(extra):
+                turns = [{"role": "user", "content": f"{value}\n{extra}"}], []
+        past = before(row)
+        if not says_something(past):
+            return turns
+        return joined((_past(past, history.name(row, past)), []), turns)
+
+    return asked
+
+
+def _past(value: Any, name: str) -> list[dict[str, Any]]:
+    """LLaMA-Factory's ``history``: a list of [prompt, response]."""
+    turns = []
+    for number, exchange in enumerate(value if isinstance(value, list) else [value]):
+        if not (
+            isinstance(exchange, list | tuple)
+            and len(exchange) == 2
+            and all(isinstance(text, str) and not empty(text) for text in exchange)
+        ):
+            raise UnusableRecordError(
+                f"{name}[{number}] is not a list of two texts, a prompt and its response; "
+                "leave the column out with --map history="
+            )
+        turns += [
+            {"role": "user", "content": exchange[0]},
+            {"role": "assistant", "content": exchange[1]},
+        ]
+    return turns
+
+
+def parse_messages(value: Any) -> Any:
+    """Return the messages of JSON text, as CSV and Parquet hold them; any other value as it is."""
+    if not isinstance(value, str) or not _MESSAGES.match(value):
+        return value
+    messages = messages_in(value)
+    whole = messages and all(
+        isinstance(one.get("role", one.get("from")), str) and {"content", "value"} & one.keys()
+        for one in messages
+    )
+    return messages if whole else value
+
+
+def parse_json_messages(row: Row, needed: tuple[str, ...], other: str = "") -> Row:
+    """Return a record with JSON text of messages parsed, where all needed columns hold such.
+
+    One column alone may be a text that happens to be JSON.
+
+    Args:
+        row: the record.
+        needed: columns that must all hold messages.
+        other: a column that is parsed with them if it holds some, too.
+    """
+    values = {name: value_at(row, name) for name in needed}
+    parsed = {name: parse_messages(value) for name, value in values.items()}
+    if any(not isinstance(parsed[name], list) for name in needed) or parsed == values:
+        return row
+    if other:
+        parsed[other] = parse_messages(value_at(row, other))
+    return {**row, **parsed}
+
+
+def spoken(row: Row, column: Column, value: Any, role: str) -> Turns:
+    """A text as the one turn of ``role``; a message or a list of messages as they are."""
+    if isinstance(value, str):
+        if empty(value):
+            full_text(row, column, value)
+        return [{"role": role, "content": value}], []
+    if isinstance(value, dict):
+        value = [value]
+    if isinstance(value, list):
+        return read_turns(value, column.name(row, value))
+    raise not_text(row, column, value)
+
+
+def full_text(row: Row, column: Column, value: str) -> str:
+    """The text itself; a fault where there is nothing in it."""
+    if empty(value):
+        what = (
+            "the prompt would be empty"
+            if column.role == "prompt"
+            else "there would be nothing to train"
+        )
+        raise UnusableRecordError(
+            f"column {column.name(row, value)!r} is empty: {what}; fill it in or remove the record"
+        )
+    return value
+
+
+def not_text(row: Row, column: Column, value: Any) -> UnusableRecordError:
+    """The fault of a column that is missing or holds something else than text."""
+    if value is None:
+        return absent(row, column.role, column.names[0])
+    remedy = BYTES_REMEDY if isinstance(value, bytes) else "write it as a string"
+    return UnusableRecordError(
+        f"column {column.name(row, value)!r} holds {kind_of(value)}, not text; "
+        f"{remedy} or name another column with --map {column.role}=..."
+    )
+
+
+def demand_answer(turns: Turns, name: str) -> None:
+    """Raise where no turn is the assistant's."""
+    for message in reversed(turns[0]):
+        if message["role"] == "assistant":
+            return
+    raise UnusableRecordError(
+        f"column {name!r} has no assistant turn: there would be nothing to train"
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around the turns of any conversation: system and tools."""
+
+    system: Column
+    tools: Column
+    heads: frozenset[str]
+
+    @classmethod
+    def of(cls, schema: Schema) -> "Frame":
+        """What a schema has around its turns."""
+        system, tools = Column.of(schema, "system"), Column.of(schema, "tools")
+        return cls(system, tools, _MEDIA | heads((*system.names, *tools.names)))
+
+    def conversation(
+        self, row: Row, before: Turns, after: Turns = NO_TURNS, *, completion: bool = False
+    ) -> Conversation:
+        """The conversation of a record: system, ``before``, ``after``; completion begins at ``after``."""
+        messages, trained = joined(before, after) if after[0] else before
+        start = len(before[0])
+        tools = None
+        if not self.heads.isdisjoint(row):
+            _refuse_media(row)
+            led = self._led(row, messages)
+            if led is not messages:
+                messages, start = led, start + 1
+                trained = [None, *trained] if trained else trained
+            if (value := self.tools.get(row)) is not None:
+                tools = read_tools(value, self.tools.name(row, value))
+        return Conversation(messages, tools, trained, start if completion else None)
+
+    def _led(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with the system column before them, the same list where it adds nothing."""
+        system = self.system.get(row)
+        if not says_something(system):
+            return messages
+        if not isinstance(system, str):
+            raise not_text(row, self.system, system)
+        if messages[0]["role"] not in ("system", "developer"):
+            return [{"role": "system", "content": system}, *messages]
+        if messages[0]["content"] == system:
+            return messages
+        name = self.system.name(row, system)
+        raise UnusableRecordError(
+            f"column {name!r} and the {messages[0]['role']} turn of the conversation differ; "
+            "leave the column out with --map system="
+        )
+
+
+def joined(before: Turns, after: Turns) -> Turns:
+    """Turns after turns, with their flags where either has some."""
+    (first, said_first), (second, said_second) = before, after
+    if not (said_first or said_second):
+        return first + second, []
+    return first + second, [
+        *(said_first or [None] * len(first)),
+        *(said_second or [None] * len(second)),
+    ]
+
+
+def _refuse_media(row: Row) -> None:
+    for name in sorted(_MEDIA & row.keys()):
+        if says_something(row[name]):
+            raise UnusableRecordError(
+                f"column {name!r} is not empty: images and audio are read with --processor, and not in preferences; "
+                "without that column the text alone is trained"
+            )

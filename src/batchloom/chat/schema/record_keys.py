@@ -1,0 +1,498 @@
+"""Key tables: which columns and message keys are read, which are metadata, which mean something else.
+
+A column or key that changes what other libraries train must not be ignored silently. Each kind of
+record has one table. A key is *used* (it has a role in ``schema.FORMS``), *metadata* (ids, sources,
+dates, scores: never announced), *unsupported* (another library gives it a meaning that batchloom does
+not honour: an error) or unknown (announced as unused).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from batchloom.chat.schema.record_columns import (
+    Row,
+    heads,
+    label_of,
+    listed,
+    says_something,
+    value_at,
+)
+from batchloom.chat.schema.schemas import FORMS, INTERLEAVED, Kind, Schema
+from batchloom.core.errors import SchemaError, UnusableRecordError
+
+
+def _is_never(_value: object) -> bool:
+    return False
+
+
+def _is_one(value: Any) -> bool:
+    """Return whether a weight is 1, also as text."""
+    try:
+        return isinstance(value, str | int | float) and float(value) == 1
+    except ValueError:
+        return False
+
+
+def _is_user(value: Any) -> bool:
+    return isinstance(value, str) and value.lower() in ("user", "human")
+
+
+def _is_false(value: Any) -> bool:
+    return label_of(value) is False
+
+
+def _is_no_answer(value: Any) -> bool:
+    """Return whether a value is no text and no messages, such as a flag."""
+    return not isinstance(value, str | list | dict)
+
+
+def _is_no_list(value: Any) -> bool:
+    return not isinstance(value, list)
+
+
+def _is_one_document(value: Any) -> bool:
+    """Return whether the lengths of the documents in a row are those of one."""
+    return not isinstance(value, list | tuple) or len(value) < 2
+
+
+def _counts_up(value: Any) -> bool:
+    """Return whether the positions in a row are those of one document."""
+    if not isinstance(value, list | tuple) and not hasattr(value, "__array__"):
+        return True
+    return list(value) == list(range(len(value)))
+
+
+class UnsupportedKey(NamedTuple):
+    """A key that changes training in another library and is not supported.
+
+    Attributes:
+        library: the library that defines it.
+        effect: what it does there, as the end of "it ...".
+        remedy: how to proceed, apart from ``--ignore``.
+        is_neutral: tells values that change nothing, which are accepted.
+        of_form: whether the key makes another kind of record, so that a ``--map`` which names the
+            kind decides.
+    """
+
+    library: str
+    effect: str
+    remedy: str
+    is_neutral: Callable[[Any], bool] = _is_never
+    of_form: bool = False
+
+
+class KeyTable(NamedTuple):
+    """Keys of one kind of record, or of messages, by what becomes of them."""
+
+    used: frozenset[str]
+    metadata: frozenset[str]
+    unsupported: Mapping[str, UnsupportedKey]
+
+
+_METADATA = frozenset(
+    (
+        *("id", "_id", "idx", "index", "uid", "uuid", "guid", "hash", "md5", "sha256"),
+        *("doc_id", "document_id", "sample_id", "example_id", "task_id", "question_id", "row_id"),
+        *("prompt_id", "conversation_id", "conv_id", "conversation_hash", "__index_level_0__"),
+        *("source", "data_source", "dataset", "dataset_name", "_dataset_name", "origin", "subset"),
+        *("split", "config", "license", "version", "dump", "warc_path", "meta", "metadata"),
+        *("extra_info", "url", "uri", "path", "file", "filename", "file_name", "file_path"),
+        *("repo", "repo_name", "date", "time", "timestamp", "created", "created_at", "added"),
+        *("language_score", "quality_score", "score_chosen", "score_rejected", "token_count"),
+        *("num_tokens", "n_tokens", "num_turns", "parallel_tool_calls", "channel"),
+    )
+)
+
+_TEMPLATE_ARGUMENTS = UnsupportedKey(
+    "TRL",
+    "gives the chat template arguments",
+    "write a template file (--template) that has the values you want as defaults",
+)
+_LOSS_SCALE = UnsupportedKey(
+    "ms-swift",
+    "weights the loss",
+    'mark whole turns with "loss": true or false',
+    is_neutral=_is_one,
+)
+_PAIR_REMEDY = "prepare the pairs with --map chosen=...,rejected=..., or the conversations with --map messages=..."
+_OF_PAIR = UnsupportedKey(
+    "TRL and LLaMA-Factory",
+    "makes the record a preference",
+    _PAIR_REMEDY,
+    is_neutral=_is_no_answer,
+    of_form=True,
+)
+_OF_SWIFT_PAIR = _OF_PAIR._replace(library="ms-swift")
+_KTO_TAG = UnsupportedKey(
+    "LLaMA-Factory", "labels the answer good or bad", "name it with --map label=kto_tag"
+)
+_GROUNDING = UnsupportedKey(
+    "ms-swift",
+    "replaces <ref-object> and <bbox> in the contents",
+    "write the values into the contents",
+)
+_MEDIA_OF_REJECTED = UnsupportedKey(
+    "ms-swift", "holds the images of the rejected answer", "write pairs of text"
+)
+_CONTRAST = UnsupportedKey(
+    "ms-swift", "makes the record one for embedding models or rerankers", "train it with ms-swift"
+)
+_MARGIN = UnsupportedKey(
+    "TRL", "sets the margin of the pair in reward models", "train the reward model with TRL"
+)
+_MASK = UnsupportedKey(
+    "NeMo",
+    "names the speaker whose turns are not trained",
+    'mark turns with "train": true or false',
+    is_neutral=_is_user,
+)
+_SEGMENTS = UnsupportedKey(
+    "axolotl",
+    "holds texts that are each trained or not",
+    "write token ids with a loss_mask, or messages with train flags",
+)
+_FUNCTIONS = UnsupportedKey(
+    "OpenAI (before tools)", "lists the functions a model may call", "write tools and tool_calls"
+)
+_TOOLS = UnsupportedKey(
+    "transformers and TRL", "lists the tools a model may call", "name it with --map tools=tools"
+)
+_HISTORY = UnsupportedKey(
+    "LLaMA-Factory and ms-swift",
+    "holds earlier turns",
+    "write all turns as messages, or the prompt as an instruction",
+    is_neutral=_is_no_list,
+)
+_SAMPLE_WEIGHT = UnsupportedKey(
+    "Fireworks",
+    "weights the record",
+    "remove records of weight 0 and drop the column",
+    is_neutral=_is_one,
+)
+
+_ANY_CONVERSATION = {
+    "chat_template_kwargs": _TEMPLATE_ARGUMENTS,
+    "loss_scale": _LOSS_SCALE,
+    "weight": _SAMPLE_WEIGHT,
+    "functions": _FUNCTIONS,
+    "mask": _MASK,
+    "segments": _SEGMENTS,
+    "objects": _GROUNDING,
+    "tools": _TOOLS,
+    "history": _HISTORY,
+    "kto_tag": _KTO_TAG,
+    "positive_messages": _CONTRAST,
+    "negative_messages": _CONTRAST,
+}
+_ROW_OF_SEVERAL = UnsupportedKey(
+    "TRL", "marks a row that holds several documents", "write one document a row"
+)
+_TOKENS_TRAINED = "says which tokens are trained"
+
+
+def _used_columns(*kinds: Kind) -> frozenset[str]:
+    """Return the known column names of the forms that can become one of these kinds."""
+    return frozenset(
+        name
+        for rule in (*FORMS, INTERLEAVED)
+        if kinds and not rule.kinds.isdisjoint(kinds)
+        for names in (*rule.required.values(), *rule.optional.values())
+        for name in names
+    )
+
+
+COLUMNS: dict[Kind, KeyTable] = {
+    "text": KeyTable(_used_columns("text"), _METADATA, {}),
+    "interleaved": KeyTable(_used_columns("interleaved"), _METADATA, {}),
+    "conversation": KeyTable(
+        _used_columns("conversation"),
+        _METADATA,
+        {
+            **_ANY_CONVERSATION,
+            "chosen": _OF_PAIR,
+            "rejected": _OF_PAIR,
+            "rejected_response": _OF_SWIFT_PAIR,
+            "rejected_messages": _OF_SWIFT_PAIR,
+        },
+    ),
+    "preference": KeyTable(
+        _used_columns("preference"),
+        _METADATA,
+        {
+            **_ANY_CONVERSATION,
+            "margin": _MARGIN,
+            "rejected_images": _MEDIA_OF_REJECTED,
+            "rejected_response": _OF_SWIFT_PAIR,
+            "rejected_messages": _OF_SWIFT_PAIR,
+        },
+    ),
+    "tokens": KeyTable(
+        _used_columns("tokens"),
+        _METADATA,
+        {
+            "completion_mask": UnsupportedKey(
+                "TRL",
+                _TOKENS_TRAINED,
+                "name it with --map input_ids=input_ids,loss_mask=completion_mask",
+            ),
+            "assistant_masks": UnsupportedKey(
+                "transformers and TRL",
+                _TOKENS_TRAINED,
+                "name it with --map input_ids=input_ids,loss_mask=assistant_masks",
+            ),
+            "seq_lengths": _ROW_OF_SEVERAL._replace(is_neutral=_is_one_document),
+            "position_ids": _ROW_OF_SEVERAL._replace(library="transformers", is_neutral=_counts_up),
+            "loss_scale": _LOSS_SCALE._replace(remedy="write a loss_mask of 0 and 1"),
+        },
+    ),
+}
+# Flags of messages that are honoured, each with the library that defines it (chat/schema/turns.py reads them).
+TRAIN_FLAGS = {
+    "train": "axolotl and batchloom",
+    "training": "axolotl",
+    "loss": "ms-swift",
+    "weight": "OpenAI",
+    "loss_weight": "LLaMA-Factory",
+}
+MESSAGE_KEYS = KeyTable(
+    frozenset(
+        (
+            *("role", "content", "from", "value", "name", "tool_calls", "tool_call_id"),
+            *("reasoning_content", "thinking", "reasoning", *TRAIN_FLAGS),
+        )
+    ),
+    _METADATA
+    | {"model", "author", "parent_id", "message_id", "turn", "turn_id", "refusal", "cache_control"},
+    {
+        "loss_scale": _LOSS_SCALE,
+        "train_detail": UnsupportedKey(
+            "axolotl",
+            "says which characters of a message are trained",
+            'split the message, or mark whole turns with "train": true or false',
+        ),
+        "masked": UnsupportedKey(
+            "torchtune",
+            "says that a message is not trained",
+            'write "train": false for "masked": true',
+            is_neutral=_is_false,
+        ),
+        "function_call": UnsupportedKey(
+            "OpenAI (before tools)", "calls a function", "write tool_calls"
+        ),
+    },
+)
+_PART_FLAG = UnsupportedKey(
+    "axolotl", "says whether a part of a message is trained", "mark whole turns"
+)
+PART_KEYS: dict[str, UnsupportedKey] = {
+    **dict.fromkeys(("train", "training", "weight"), _PART_FLAG),
+    **dict.fromkeys(("loss", "loss_scale"), _PART_FLAG._replace(library="ms-swift")),
+    "loss_weight": _PART_FLAG._replace(library="LLaMA-Factory"),
+    **dict.fromkeys(
+        ("min_pixels", "max_pixels", "resized_height", "resized_width"),
+        UnsupportedKey(
+            "qwen-vl-utils", "sets the size of one image", "set it for all in the processor"
+        ),
+    ),
+}
+
+
+def check_keys(
+    keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], place: str
+) -> None:
+    """Refuse a message or a part that holds an unsupported key.
+
+    Raises:
+        UnusableRecordError: names the key, the library that defines it and the remedy.
+    """
+    if unsupported.keys().isdisjoint(keys):
+        return
+    # In the order of the table: the reason of a record is the same in every process.
+    for name, entry in unsupported.items():
+        if name in keys and has_effect(keys[name], entry):
+            raise UnusableRecordError(describe_unsupported(f"{place}.{name} is", entry, [name]))
+
+
+def has_effect(value: object, entry: UnsupportedKey) -> bool:
+    """Return whether a value of an unsupported key would change training."""
+    if isinstance(value, dict):
+        # Tables give every record all fields of an object, null where the record has none.
+        value = {key: one for key, one in value.items() if one is not None}
+    return says_something(value) and value != {} and not entry.is_neutral(value)
+
+
+def describe_unsupported(place: str, entry: UnsupportedKey, names: Sequence[str]) -> str:
+    """Describe unsupported keys: their place, library and effect, and the remedy."""
+    return (
+        f"{place} not supported ({entry.library}: {entry.effect}): {entry.remedy}, or train without it with "
+        f"--ignore {','.join(names)}"
+    )
+
+
+def unsupported_columns(schema: Schema) -> dict[str, UnsupportedKey]:
+    """Return the columns that records of a schema must not hold.
+
+    A mapping that names the form of the records has decided about columns that would make another form.
+    """
+    used = heads(name for names in schema.columns.values() for name in names)
+    return {
+        name: entry
+        for name, entry in COLUMNS[schema.kind].unsupported.items()
+        if name not in used and not (schema.mapped and entry.of_form)
+    }
+
+
+def check_columns(row: Row, unsupported: Mapping[str, UnsupportedKey]) -> None:
+    """Refuse a record that holds an unsupported column.
+
+    Raises:
+        UnusableRecordError: names the column, the library that defines it and the remedy.
+    """
+    for name, entry in unsupported.items():
+        if name in row and has_effect(row[name], entry):
+            raise UnusableRecordError(describe_unsupported(f"column {name!r} is", entry, [name]))
+
+
+def check_first_records(records: Sequence[Row], schema: Schema) -> None:
+    """Refuse a source whose first records hold unsupported columns, all of them at once.
+
+    Raises:
+        SchemaError: names the columns, the libraries that define them and the remedies.
+    """
+    names_of: dict[UnsupportedKey, list[str]] = {}
+    for name, entry in unsupported_columns(schema).items():
+        if any(has_effect(row.get(name), entry) for row in records):
+            names_of.setdefault(entry, []).append(name)
+    if not names_of:
+        return
+    problems = [
+        describe_unsupported(
+            f"column{'s' * (len(names) > 1)} {listed(names)} {'are' if len(names) > 1 else 'is'}",
+            entry,
+            names,
+        )
+        for entry, names in names_of.items()
+    ]
+    sides = _OF_PAIR in names_of and any(
+        all(has_effect(row.get(name), _OF_PAIR) for name in ("chosen", "rejected"))
+        for row in records
+    )
+    raise SchemaError(
+        "; ".join(problems),
+        list(dict.fromkeys(name for row in records for name in row)),
+        "chosen=chosen,rejected=rejected" if sides else None,
+    )
+
+
+def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
+    """Return the columns that hold something and are neither read nor known as metadata."""
+    table = COLUMNS[schema.kind]
+    known = heads(name for names in schema.columns.values() for name in names) | table.metadata
+    unused = dict.fromkeys(
+        name
+        for row in records
+        for name, value in row.items()
+        if name not in known
+        and name not in schema.ignored
+        and (
+            has_effect(value, table.unsupported[name])
+            if name in table.unsupported
+            else says_something(value)
+        )
+    )
+    return tuple(unused)
+
+
+def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
+    """Return the keys of messages that are neither read nor known as metadata.
+
+    Chat templates are given them all: who knows the template leaves out those that it reads.
+    """
+    known = MESSAGE_KEYS.used | MESSAGE_KEYS.metadata | MESSAGE_KEYS.unsupported.keys()
+    columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
+    unused = dict.fromkeys(
+        key
+        for row in records
+        for column in columns
+        for message in messages_in(value_at(row, column))
+        for key, value in message.items()
+        if key not in known and key not in schema.ignored and says_something(value)
+    )
+    return tuple(unused)
+
+
+TURN_ROLES = ("messages", "prompt", "completion", "response", "chosen", "rejected")
+
+
+def messages_in(value: object) -> list[dict[str, Any]]:
+    """Return the messages of a column: a list, a single one, or JSON text of a list."""
+    if isinstance(value, str):
+        if not value.lstrip().startswith("["):
+            return []
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            # The reader of the record says what is wrong with it.
+            return []
+    if isinstance(value, dict):
+        return [value]
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) -> dict[str, Any]:
+    """Return a record without the ignored columns and message keys.
+
+    Args:
+        row: the record, which stays as it is.
+        ignored: names of columns and of keys of messages and their parts.
+        columns: the columns that may hold messages.
+    """
+    kept = {name: value for name, value in row.items() if name not in ignored}
+    for column in columns:
+        value = value_at(kept, column)
+        messages = messages_in(value)
+        if not any(ignored & keys.keys() for message in messages for keys in _levels(message)):
+            continue
+        if isinstance(value, dict):
+            kept[column] = _remove_keys(value, ignored)
+        else:
+            # What is no message stays: the reader of the record refuses it.
+            turns = orjson.loads(value) if isinstance(value, str) else value
+            kept[column] = [
+                _remove_keys(one, ignored) if isinstance(one, dict) else one for one in turns
+            ]
+    return kept
+
+
+def _levels(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a message and the typed parts of its content."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return [message, *(part for part in parts if isinstance(part, dict))]
+
+
+def _remove_keys(message: Mapping[str, Any], ignored: frozenset[str]) -> dict[str, Any]:
+    kept = {key: value for key, value in message.items() if key not in ignored}
+    if isinstance(kept.get("content"), list):
+        kept["content"] = [
+            {key: value for key, value in part.items() if key not in ignored}
+            if isinstance(part, dict)
+            else part
+            for part in kept["content"]
+        ]
+    return kept
+
+
+def describe_unreadable(records: Sequence[Row]) -> str:
+    """Describe known columns of other libraries in records that fit no form; empty where there are none."""
+    unsupported = {
+        name: entry for table in COLUMNS.values() for name, entry in table.unsupported.items()
+    }
+    found = [
+        f"column {name!r} is not supported ({entry.library}: {entry.effect}): {entry.remedy}"
+        for name, entry in unsupported.items()
+        if not entry.of_form and any(has_effect(row.get(name), entry) for row in records)
+    ]
+    return "; ".join(found)

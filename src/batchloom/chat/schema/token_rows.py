@@ -1,0 +1,135 @@
+"""Records that are tokens already: ``input_ids``, and which of them are trained."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.chat.schema.record_columns import Row, absent, value_at
+from batchloom.core.errors import UnusableRecordError
+from batchloom.core.wording import kind_of
+
+_UNTRAINED = -100
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRow:
+    """One document that needs no tokenizer.
+
+    Attributes:
+        ids: token ids, int64, shape [tokens].
+        trained: which of them are trained, bool, shape [tokens]; None where the record does not say.
+    """
+
+    ids: NDArray[np.int64]
+    trained: NDArray[np.bool_] | None
+
+
+def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
+    """The ids of a record without its padding, and the tokens ``labels`` and ``loss_mask`` train.
+
+    ``labels`` are aligned with ``input_ids`` as Hugging Face has them: each is -100 or the id itself.
+    A token is trained where both columns say so. Where ``attention_mask`` is 0 stands padding, which
+    is left out; it may lie before and after the tokens only.
+
+    Raises:
+        UnusableRecordError: not whole numbers, columns of different lengths, labels that are other
+            ids than ``input_ids``, masks of other numbers than 0 and 1, padding inside.
+    """
+    name = columns["input_ids"][0]
+    ids = _whole_numbers(row, "input_ids", name)
+    if len(ids) and (worst := int(ids.argmin())) >= 0 and ids[worst] < 0:
+        raise UnusableRecordError(f"{name}[{worst}] is {ids[worst]}: a token id is 0 or more")
+    keep = slice(None)
+    if "attention_mask" in columns:
+        keep = _without_padding(
+            _mask(row, "attention_mask", columns, ids), columns["attention_mask"][0]
+        )
+    trained: NDArray[np.bool_] | None = None
+    if "labels" in columns:
+        trained = _labelled(row, columns, ids, keep)
+    if "loss_mask" in columns:
+        mask = _mask(row, "loss_mask", columns, ids)
+        trained = mask if trained is None else trained & mask
+    return TokenRow(ids[keep], None if trained is None else trained[keep])
+
+
+def _labelled(
+    row: Row, columns: dict[str, tuple[str, ...]], ids: NDArray[np.int64], keep: slice
+) -> NDArray[np.bool_]:
+    name = columns["labels"][0]
+    labels = _same_length(_whole_numbers(row, "labels", name), name, ids, columns)
+    trained: NDArray[np.bool_] = labels != _UNTRAINED
+    wrong = np.flatnonzero((trained & (labels != ids))[keep])
+    if len(wrong):
+        at = int(wrong[0]) + (keep.start or 0)
+        raise UnusableRecordError(
+            f"{name}[{at}] is {labels[at]} where {columns['input_ids'][0]}[{at}] is {ids[at]}; a label is "
+            "-100 or the id at its own place (models shift labels themselves)"
+        )
+    return trained
+
+
+def _mask(
+    row: Row, role: str, columns: dict[str, tuple[str, ...]], ids: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    name = columns[role][0]
+    values = _same_length(_whole_numbers(row, role, name), name, ids, columns)
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if len(wrong):
+        raise UnusableRecordError(f"{name}[{wrong[0]}] is {values[wrong[0]]}; a mask holds 0 and 1")
+    return values.astype(np.bool_)
+
+
+def _same_length(
+    values: NDArray[np.int64],
+    name: str,
+    ids: NDArray[np.int64],
+    columns: dict[str, tuple[str, ...]],
+) -> NDArray[np.int64]:
+    if len(values) != len(ids):
+        ours = columns["input_ids"][0]
+        raise UnusableRecordError(
+            f"column {name!r} holds {len(values)} numbers and {ours!r} {len(ids)}; they go together one by one"
+        )
+    return values
+
+
+def _without_padding(mask: NDArray[np.bool_], name: str) -> slice:
+    present = np.flatnonzero(mask)
+    if not len(present):
+        return slice(0, 0)
+    start, stop = int(present[0]), int(present[-1]) + 1
+    if stop - start != len(present):
+        hole = start + int(np.flatnonzero(~mask[start:stop])[0])
+        raise UnusableRecordError(
+            f"{name}[{hole}] is 0 between tokens; padding may only lie around them"
+        )
+    return slice(start, stop)
+
+
+def _whole_numbers(row: Row, role: str, name: str) -> NDArray[np.int64]:
+    value: Any = value_at(row, name)
+    if value is None:
+        raise absent(row, role, name)
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise UnusableRecordError(f"column {name!r} holds {kind_of(value)}, not a list of numbers")
+    try:
+        found = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        found = np.zeros((0, 0))
+    if found.size == 0 and found.ndim == 1:
+        return np.zeros(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in ("iub" if role.endswith("mask") else "iu"):
+        raise UnusableRecordError(_not_numbers(value, name))
+    return found.astype(np.int64)
+
+
+def _not_numbers(value: Any, name: str) -> str:
+    for number, item in enumerate(value):
+        if not isinstance(item, int | np.integer) or isinstance(item, bool):
+            shown = repr(item) if isinstance(item, float | str) else kind_of(item)
+            return f"{name}[{number}] is {shown}, not a whole number"
+    return f"column {name!r} holds numbers beyond 64 bits"

@@ -1,0 +1,180 @@
+"""A chat template at work: compiled once, a conversation in, its text out."""
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn, final
+
+import jinja2
+from jinja2.exceptions import SecurityError
+
+from batchloom.chat.templates.rendering_limits import BoundsError
+from batchloom.chat.templates.sandbox import Sandbox
+from batchloom.core.errors import TemplateError
+
+# What `strftime_now` gives unless the user says otherwise: a store must not depend on the day it
+# was made. It is the day that Llama 3's own template falls back to.
+DEFAULT_DATE = dt.date(2024, 7, 26)
+
+_SMALL = 1 << 16
+_LARGEST = 1 << 16
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+# What code in a template may fail with; anything else is a fault of ours.
+_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class RenderError(Exception):
+    """A template does not take one conversation; says why."""
+
+
+class Written(NamedTuple):
+    """What a template wrote.
+
+    Attributes:
+        text: the rendered conversation.
+        generation: (start, stop) of its ``{% generation %}`` blocks, in characters.
+    """
+
+    text: str
+    generation: tuple[tuple[int, int], ...] = ()
+
+
+@final
+class Template:
+    """One Jinja text, compiled.
+
+    Attributes:
+        name: what the user calls it.
+        marks_generation: whether it has ``{% generation %}`` blocks.
+    """
+
+    def __init__(
+        self, name: str, text: str, tokens: Mapping[str, str], date: dt.date = DEFAULT_DATE
+    ) -> None:
+        """Compile a template.
+
+        Args:
+            name: what to call it in errors.
+            text: the Jinja text.
+            tokens: named special tokens, such as ``bos_token``, that the template may write.
+            date: the day that ``strftime_now`` speaks of.
+
+        Raises:
+            TemplateError: it is not a template.
+        """
+        self.name = name
+        self._sandbox = Sandbox(date)
+        if len(text) > _LARGEST:
+            raise TemplateError(
+                f"template {name} cannot be compiled: it has {len(text):,} characters, and {_LARGEST:,} is the most"
+            )
+        try:
+            tree = self._sandbox.parse(text)
+            self._template = self._sandbox.from_string(tree)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"template {name}, line {error.lineno}: {error.message}; a chat template is Jinja, "
+                "as transformers' apply_chat_template takes it"
+            ) from error
+        except (BoundsError, *_FAILURES) as error:
+            raise TemplateError(f"template {name} cannot be compiled: {error}") from error
+        # Names as one plain dict: jinja2's own chain of them costs more than a short rendering.
+        self._names = {**self._template.globals, **tokens, "documents": None}
+        self.marks_generation = any(
+            call.name == "_marked" for call in tree.find_all(jinja2.nodes.ExtensionAttribute)
+        )
+
+    @property
+    def asked_for_date(self) -> bool:
+        """Whether a rendering has asked for the date so far."""
+        return self._sandbox.asked_for_date
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        *,
+        prompt: bool = False,
+    ) -> Written:
+        """Render a conversation as ``apply_chat_template`` of transformers 5 does.
+
+        Args:
+            messages: the turns, with the keys that templates know (see :func:`presented`).
+            tools: what the model may call.
+            prompt: whether to write the beginning of an assistant's turn at the end.
+
+        Raises:
+            RenderError: the template does not take this conversation.
+            TemplateError: the template runs on and on, or does what it must not.
+        """
+        sandbox = self._sandbox
+        sandbox.bounds.open(messages, tools)
+        sandbox.pieces = pieces = []
+        sandbox.marks = []
+        given = {
+            **self._names,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": prompt,
+        }
+        length = 0
+        try:
+            context = self._template.new_context(given, shared=True)
+            for piece in self._template.root_render_func(context):
+                length += len(piece)
+                if length > _SMALL:
+                    sandbox.bounds.fits(length)
+                pieces.append(piece)
+        except (BoundsError, SecurityError, MemoryError, RecursionError) as error:
+            self._refuse(error)
+        except _FAILURES as error:
+            raise RenderError(
+                f"template {self.name} does not take it ({type(error).__name__}: {error!s:.300}); change the record, "
+                "or choose another --template"
+            ) from error
+        text = "".join(pieces)
+        return Written(text, self._generation(text)) if sandbox.marks else Written(text)
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        why = str(error) or type(error).__name__
+        raise TemplateError(
+            f"template {self.name} is stopped: {why:.300}; take another template, or mend it"
+        ) from error
+
+    def _generation(self, text: str) -> tuple[tuple[int, int], ...]:
+        marks = []
+        for start, written in self._sandbox.marks:
+            if not text.startswith(written, start):
+                raise TemplateError(
+                    f"template {self.name} has {{% generation %}} inside a macro or a set block, "
+                    "where its place in the text cannot be told: move it out"
+                )
+            marks.append((start, start + len(written)))
+        return tuple(marks)
+
+
+def presented(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as templates are given them: nothing that is None, reasoning under its usual name.
+
+    transformers 5 does the same.
+    """
+    return [
+        message if len(message) == 2 and None not in message.values() else _presented(message)
+        for message in messages
+    ]
+
+
+def _presented(message: dict[str, Any]) -> dict[str, Any]:
+    shown = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((shown[key] for key in _REASONING if key in shown), None)
+    if reasoning is None:
+        return shown
+    return {"thinking": reasoning, **shown, "reasoning_content": reasoning}

@@ -1,0 +1,450 @@
+"""Conversations to text, with the place of every turn in it."""
+
+import datetime as dt
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple, final
+
+from batchloom.chat.templates.chat_template import (
+    DEFAULT_DATE,
+    RenderError,
+    Template,
+    Written,
+    presented,
+)
+from batchloom.chat.templates.markers import (
+    DECIDING,
+    MOST_MARKED,
+    REASONING,
+    TOOLS,
+    WAYS,
+    Found,
+    Marker,
+    Way,
+    marked_messages,
+    marker_for,
+    spells,
+    take_marks,
+)
+from batchloom.chat.templates.placeholders import (
+    Manner,
+    Place,
+    Stands,
+    find_places,
+    learn_manner,
+    owners_of,
+    presented_media,
+    with_blocks,
+)
+from batchloom.chat.templates.template_choice import BUILT_IN, ChosenTemplate
+from batchloom.chat.templates.turn_grammar import (
+    Grammar,
+    control_pattern,
+    learn_grammar,
+    unknown_grammar,
+)
+from batchloom.chat.templates.turn_positions import (
+    ASSISTANT,
+    Turn,
+    TurnsError,
+    altered_by,
+    turns_of,
+)
+from batchloom.chat.templates.turn_skeleton import (
+    Shape,
+    Skeleton,
+    probe_of,
+    shape_of,
+    skeleton_of,
+    widened,
+)
+from batchloom.core.conversation import Conversation
+from batchloom.core.medium import Kind
+
+# Conversations of as many shapes are remembered; beyond it shapes are learned again.
+_SHAPES = 4096
+_CHANGED = "changes contents or leaves out parts of them"
+_OMITTED = {
+    "tools": "leaves out the list of tools",
+    **dict.fromkeys(REASONING, "leaves out reasoning"),
+}
+_TOO_MANY = (
+    f"it holds more than {MOST_MARKED:,} messages or other strings, and no more can be told apart in one "
+    "conversation; cut it into several records"
+)
+
+
+class Rendered(NamedTuple):
+    """A conversation as text. All places are in characters of it.
+
+    Attributes:
+        text: what the template wrote.
+        turns: where each message stands; None for one that the template leaves out, and an empty
+            list where turns cannot be told apart.
+        problem: why turns cannot be told apart, else empty.
+        control: where the template wrote control tokens; a control token elsewhere was spelled by
+            a content.
+        generation: (start, stop) of the template's generation marks; None where it has none.
+        altered: what the template did to contents, in words, else empty.
+        places: what stands for each medium, in order.
+    """
+
+    text: str
+    turns: list[Turn | None]
+    problem: str
+    control: list[int]
+    generation: tuple[tuple[int, int], ...] | None
+    altered: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
+
+
+class _Media(NamedTuple):
+    """The media of a conversation that is rendered: their kinds, their messages, and what stands in strings for one."""
+
+    kinds: list[Kind]
+    owners: list[int]
+    mark: str
+
+
+@final
+class Renderer:
+    """A chosen template at work on conversations, one at a time.
+
+    Attributes:
+        name: of the template.
+        notes: what the user should know about it, in sentences.
+    """
+
+    def __init__(
+        self,
+        chosen: ChosenTemplate,
+        tokens: Mapping[str, str],
+        control: Mapping[str, int],
+        *,
+        added: Iterable[str] = (),
+        date: dt.date = DEFAULT_DATE,
+        media: Stands = MappingProxyType({}),
+    ) -> None:
+        """Compile and probe a template.
+
+        Args:
+            chosen: the template.
+            tokens: named special tokens that it may write, such as ``bos_token``.
+            control: the tokenizer's control tokens and their ids.
+            added: its other added tokens, which templates write around turns, too.
+            date: the day that ``strftime_now`` speaks of.
+            media: how media stand in its texts.
+
+        Raises:
+            TemplateError: not a template, or one that cannot be trusted to end.
+        """
+        self.name = chosen.name
+        pattern = control_pattern(list(control))
+        # Some vocabularies have runs of line ends among their added tokens: those say nothing.
+        around = control_pattern([*control, *filter(str.strip, added)])
+        plain = Template(chosen.name, chosen.text, tokens, date)
+        remedy = _template_for(control)
+        self._plain = _Learned(plain, pattern, around, media, remedy)
+        self._tools = self._plain
+        if chosen.tools_text is not None:
+            template = Template(f"{chosen.name} (tool_use)", chosen.tools_text, tokens, date)
+            self._tools = _Learned(template, pattern, around, media, remedy)
+        self._note, self._date = chosen.note, date
+        self._source = f"{chosen.text}\n{chosen.tools_text or ''}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know; more may come while conversations are rendered."""
+        notes = [self._note] if self._note else []
+        if any(learned.template.asked_for_date for learned in (self._plain, self._tools)):
+            notes.append(
+                f"template {self.name} writes the date: {self._date.isoformat()} is used always, "
+                "so that the store does not depend on the day it is made"
+            )
+        if self._plain.grammar.stop == "":
+            notes.append(
+                f"template {self.name} writes no control token behind an assistant's turn: a model "
+                "will not learn to stop"
+            )
+        for kind in self._plain.stands:
+            if kind not in self._plain.manner.typed:
+                alone = self._plain.stands[kind].alone
+                notes.append(
+                    f"template {self.name} knows no {kind}: {alone!r} stands in the text for one"
+                )
+        return tuple(notes)
+
+    def mentions(self, key: str) -> bool:
+        """Return whether the template may read this key of a message."""
+        return re.search(rf"\b{re.escape(key)}\b", self._source) is not None
+
+    def render(self, conversation: Conversation) -> Rendered:
+        """The text of a conversation and where its turns stand.
+
+        Raises:
+            RenderError: the template does not take it, or it spells control tokens where they
+                cannot be told from the template's.
+            TemplateError: the template is to be stopped.
+        """
+        if not conversation.messages:
+            raise RenderError("the conversation has no messages")
+        learned = self._tools if conversation.tools else self._plain
+        return learned.render(conversation)
+
+
+@dataclass(slots=True)
+class _Learned:
+    """A template, and what was learned of it so far."""
+
+    template: Template
+    pattern: re.Pattern[str]
+    around: re.Pattern[str]
+    stands: Stands
+    # A built-in template to name where this one leaves out tool calls.
+    built_in: str
+    manner: Manner = field(init=False)
+    grammar: Grammar = field(init=False)
+    skeletons: dict[Shape, Skeleton | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.grammar = unknown_grammar(self.pattern, self.around)
+        self.grammar = self._probed()
+        self.manner = learn_manner(self.template, self.stands) if self.stands else Manner()
+
+    def _probed(self) -> Grammar:
+        """What the template writes around turns, from the first probe that it takes."""
+        user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
+        pair = (user, assistant)
+        for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
+            try:
+                asked = self.template.render(probe_of(shape[:-1])).text
+                prompted = self.template.render(probe_of(shape[:-1]), prompt=True).text
+                found = self._marked_probe(shape)
+            except RenderError:
+                continue
+            prompt = self._prompt(asked, prompted)
+            return learn_grammar(prompt, widened(found)[0], self.pattern, self.around)
+        return self.grammar
+
+    def _prompt(self, asked: str, prompted: str) -> str:
+        """What a template writes for the model to go on from, instead of what ends a text."""
+        last = [match.start() for match in self.pattern.finditer(asked)][-1:]
+        for text in (asked, *(asked[:place] for place in last)):
+            if prompted.startswith(text):
+                return self._header(prompted[len(text) :])
+        return ""
+
+    def _header(self, prompt: str) -> str:
+        """What of a generation prompt is header.
+
+        Some templates begin the answer, too: with a ``<think>`` that the model writes itself where
+        they do not. It is an added token, not a control token, and is trained like the rest.
+        """
+        for token in self.around.finditer(prompt):
+            if token.start() and not self.pattern.fullmatch(token.group()):
+                return prompt[: token.start()]
+        return prompt
+
+    def _marked_probe(self, shape: Shape) -> Found:
+        marker = Marker(0)
+        messages = marked_messages(probe_of(shape), marker, WAYS[0])
+        return take_marks(self.template.render(messages).text, marker)
+
+    def render(self, conversation: Conversation) -> Rendered:
+        """See :meth:`Renderer.render`."""
+        given, media = conversation.messages, _Media([], [], "")
+        if conversation.media or self.manner.listed:
+            kinds = [medium.kind for medium in conversation.media]
+            owners = owners_of(given, self.stands)
+            given, mark = presented_media(given, self.manner)
+            media = _Media(kinds, owners, mark)
+        messages = presented(given)
+        tools = conversation.tools or None
+        try:
+            written = self.template.render(messages, tools)
+        except RenderError:
+            # transformers 4 hands None on, and templates of its time ask for it.
+            if messages == given:
+                raise
+            messages = given
+            written = self.template.render(messages, tools)
+        shape = None if tools else shape_of(messages)
+        skeleton = self._skeleton(shape) if shape else None
+        if skeleton is not None:
+            fit = skeleton.fit(written.text, [message["content"] for message in messages])
+            if fit is not None:
+                turns, control, altered = fit
+                places = self._places(written.text, control, media)
+                marks = self._marks(written)
+                return Rendered(written.text, turns, "", control, marks, altered, places)
+        return self._marked(written, messages, tools, media)
+
+    def _places(self, text: str, control: list[int], media: _Media) -> tuple[Place, ...]:
+        if not media.kinds:
+            return ()
+        return tuple(find_places(text, control, media.kinds, media.mark, self.stands, self.manner))
+
+    def _marks(self, written: Written) -> tuple[tuple[int, int], ...] | None:
+        return written.generation if self.template.marks_generation else None
+
+    def _skeleton(self, shape: Shape) -> Skeleton | None:
+        if shape not in self.skeletons:
+            if len(self.skeletons) >= _SHAPES:
+                self.skeletons.clear()
+            self.skeletons[shape] = self._learn(shape)
+        return self.skeletons[shape]
+
+    def _learn(self, shape: Shape) -> Skeleton | None:
+        """The skeleton of a shape, None where the template makes more of it than pieces."""
+        roles = [role for role, _ in shape]
+        if any(self.pattern.search(role) for role in roles):
+            return None
+        try:
+            found = self._marked_probe(shape)
+            if not found.whole or len(found.given) != len(found.blocks):
+                return None
+            found, ways = widened(found)
+            turns = turns_of(found, roles, [empty for _, empty in shape], self.grammar)
+        except (RenderError, TurnsError):
+            return None
+        return skeleton_of(found, ways, turns, self.pattern)
+
+    def _marked(
+        self,
+        written: Written,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        media: _Media,
+    ) -> Rendered:
+        """Where turns stand by a second rendering with marks, for what is not plain."""
+        problem = "the template treats marked contents otherwise than plain ones"
+        if marker_for(written.text) is None:
+            problem = (
+                "it holds private-use characters of both planes 15 and 16, which mark contents"
+            )
+        hostile = spells(messages, self.pattern) or spells(tools, self.pattern)
+        for way in WAYS:
+            found, marker = self._second(written.text, messages, tools, way)
+            if found is None or marker is None:
+                continue
+            if marker.full:
+                problem = _TOO_MANY
+                continue
+            if hostile and (way.roles is not None or not found.whole):
+                continue
+            if hostile:
+                self._refuse_unmarked(messages, tools)
+            self._refuse_missing_calls(found)
+            control = self._control(found, hostile=hostile)
+            places = self._places(written.text, control, media)
+            if places:
+                found = with_blocks(found, places, media.owners)
+            turns, altered, problem = self._turns(found, messages, problem)
+            marks = self._marks(written)
+            return Rendered(written.text, turns, problem, control, marks, altered, places)
+        if hostile and problem == _TOO_MANY:
+            raise RenderError(problem)
+        if hostile:
+            raise RenderError(
+                "it spells a control token, and the template changes its contents so that it cannot "
+                "be told from the template's own"
+            )
+        control = [match.start() for match in self.pattern.finditer(written.text)]
+        places = self._places(written.text, control, media)
+        return Rendered(written.text, [], problem, control, self._marks(written), (), places)
+
+    def _turns(
+        self, found: Found, messages: list[dict[str, Any]], problem: str
+    ) -> tuple[list[Turn | None], tuple[str, ...], str]:
+        """Where messages stand, what the template did to them, and why they cannot be told apart."""
+        roles = [str(message.get("role")) for message in messages]
+        empty = [_silent(message) for message in messages]
+        try:
+            turns = turns_of(found, roles, empty, self.grammar)
+        except TurnsError as error:
+            turns, problem = [], str(error)
+        altered = altered_by(turns) + _changes(found)
+        return turns, altered, "" if turns else problem
+
+    def _second(
+        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, way: Way
+    ) -> tuple[Found | None, Marker | None]:
+        marker = marker_for(text)
+        if marker is None:
+            return None, None
+        marked = marked_messages(messages, marker, way)
+        if way.roles is None:
+            tools = marker.mark_all(tools, TOOLS, "tools")
+        try:
+            found = take_marks(self.template.render(marked, tools).text, marker)
+        except RenderError:
+            return None, None
+        return (found, marker) if found.text == text else (None, None)
+
+    def _refuse_unmarked(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
+        """Refuse control tokens in keys, roles and other strings that no mark can be put around."""
+        marked = {"content", "tool_calls", *REASONING}
+        rest = [
+            {key: value for key, value in message.items() if key not in marked}
+            for message in messages
+        ]
+        parts = [message.get(key) for message in messages for key in marked]
+        if spells(rest, self.pattern) or spells(list(_unmarked([parts, tools])), self.pattern):
+            raise RenderError(
+                "it spells a control token in a role, a name or a key, where it cannot be told from "
+                "the template's own"
+            )
+
+    def _refuse_missing_calls(self, found: Found) -> None:
+        """Refuse a conversation whose tool calls the template leaves out."""
+        turns = [owner + 1 for owner, key in found.lost if key == "tool_calls"]
+        if turns:
+            raise RenderError(
+                f"template {self.template.name} leaves out tool calls of turn {min(turns)}: choose one that writes "
+                f"them, such as --template {self.built_in}"
+            )
+
+    def _control(self, found: Found, *, hostile: bool) -> list[int]:
+        """Where the template wrote control tokens."""
+        if not hostile:
+            return [match.start() for match in self.pattern.finditer(found.text)]
+        edges = [0, *(place for some in found.given for place in some), len(found.text)]
+        return [
+            match.start()
+            for n in range(0, len(edges), 2)
+            for match in self.pattern.finditer(found.text, edges[n], edges[n + 1])
+        ]
+
+
+def _template_for(control: Mapping[str, int]) -> str:
+    """Return the built-in template whose control tokens the tokenizer has."""
+    fitting = (name for name, tokens in BUILT_IN.items() if tokens and control.keys() >= {*tokens})
+    return next(fitting, "plain")
+
+
+def _silent(message: dict[str, Any]) -> bool:
+    """Whether a message holds no string that marks could be put around."""
+    marker = Marker(0)
+    marked_messages([message], marker, WAYS[0])
+    return not marker.owners
+
+
+def _unmarked(value: Any) -> Any:
+    """The strings of a value that are never marked: keys, and what templates decide by."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            if key in DECIDING:
+                yield item
+            yield from _unmarked(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _unmarked(item)
+
+
+def _changes(found: Found) -> tuple[str, ...]:
+    """Describe what a template leaves out or changes of the strings in a conversation."""
+    changes = {_OMITTED.get(key, _CHANGED) for _, key in found.lost}
+    return tuple(sorted(changes if found.whole else changes | {_CHANGED}))

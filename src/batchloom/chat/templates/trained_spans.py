@@ -1,0 +1,157 @@
+"""Which stretches of a rendered conversation are trained: pure decisions on places."""
+
+from typing import Literal, get_args
+
+from batchloom.chat.templates.chat_template import RenderError
+from batchloom.chat.templates.rendering import Rendered
+from batchloom.chat.templates.turn_positions import ASSISTANT, Turn
+from batchloom.core.conversation import Conversation
+
+TrainOn = Literal["assistant", "all", "last", "completion"]
+TRAIN_ON: tuple[str, ...] = get_args(TrainOn)
+
+Stretch = tuple[int, int]
+
+
+class NothingTrainedError(Exception):
+    """A conversation has nothing to train; says why."""
+
+
+def trained_stretches(
+    conversation: Conversation, rendered: Rendered, train_on: TrainOn
+) -> list[Stretch]:
+    """The stretches of the text that are trained, in order and apart from each other.
+
+    A flag of a message says whether its turn is trained, whatever ``train_on`` says of it. The
+    header before a turn is never trained but with ``all``, the stop token behind it always.
+
+    Args:
+        conversation: the conversation; its flags overrule ``train_on``.
+        rendered: its text and places.
+        train_on: ``assistant``: every turn of an assistant; ``last``: the last of them;
+            ``completion``: all that comes behind the beginning of the completion's first turn;
+            ``all``: the whole text. Where the template has generation marks they say where an
+            assistant's turn begins and ends.
+
+    Returns:
+        (start, stop) in characters of the text.
+
+    Raises:
+        NothingTrainedError: nothing is left to train.
+        RenderError: a turn that is trained cannot be found.
+    """
+    if train_on == "assistant" and rendered.generation is None and not conversation.trained:
+        plain = _plain(conversation, rendered)
+        if plain:
+            return plain
+    flags = _flags(conversation)
+    roles = [str(message.get("role")) for message in conversation.messages]
+    if train_on == "all" and False not in flags:
+        return [(0, len(rendered.text))]
+    if train_on in ("all", "completion"):
+        start = 0 if train_on == "all" else _completion(conversation, rendered, flags)
+        left_out = [_turn(rendered, n) for n, flag in enumerate(flags) if flag is False]
+        stretches = _without(start, len(rendered.text), left_out)
+        stretches += [_turn(rendered, n)[1:] for n, flag in enumerate(flags) if flag]
+    else:
+        wanted = _wanted(roles, flags, last=train_on == "last")
+        if not any(wanted):
+            raise NothingTrainedError(_why(roles))
+        stretches = _of_turns(rendered, roles, wanted)
+    stretches = _joined(stretches)
+    if not stretches:
+        raise NothingTrainedError(_why(roles))
+    return stretches
+
+
+def _plain(conversation: Conversation, rendered: Rendered) -> list[Stretch]:
+    """The stretches of most conversations; none where there is more to look at."""
+    stretches = []
+    at = 0
+    for message, turn in zip(conversation.messages, rendered.turns, strict=False):
+        if message.get("role") == ASSISTANT:
+            if turn is None or turn.body < at or turn.end <= turn.body:
+                return []
+            at = turn.end
+            stretches.append((turn.body, at))
+    return stretches
+
+
+def _why(roles: list[str]) -> str:
+    if ASSISTANT not in roles:
+        return f"nothing to train: no turn is an assistant's (roles: {', '.join(roles):.80})"
+    return "nothing to train: the turns that train_on takes are empty or flagged as not trained"
+
+
+def _flags(conversation: Conversation) -> list[bool | None]:
+    count = len(conversation.messages)
+    return (list(conversation.trained) + [None] * count)[:count]
+
+
+def _wanted(roles: list[str], flags: list[bool | None], *, last: bool) -> list[bool]:
+    assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
+    chosen = set(assistants[-1:] if last else assistants)
+    return [
+        number in chosen if flag is None else flag
+        for number, (_, flag) in enumerate(zip(roles, flags, strict=True))
+    ]
+
+
+def _of_turns(rendered: Rendered, roles: list[str], wanted: list[bool]) -> list[Stretch]:
+    marks = rendered.generation
+    assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
+    numbers = [number for number, want in enumerate(wanted) if want]
+    if marks is None:
+        return [_turn(rendered, number)[1:] for number in numbers]
+    if numbers == assistants:
+        return list(marks)
+    if len(marks) != len(assistants):
+        raise RenderError(
+            f"the template marks {len(marks)} generations and the conversation has "
+            f"{len(assistants)} turns of assistants: which is whose cannot be told"
+        )
+    by_number = dict(zip(assistants, marks, strict=True))
+    return [by_number.get(n) or _turn(rendered, n)[1:] for n in numbers]
+
+
+def _completion(conversation: Conversation, rendered: Rendered, flags: list[bool | None]) -> int:
+    number = conversation.completion
+    if number is None:
+        raise RenderError(
+            "train_on is completion and the record does not tell its completion from its prompt: "
+            "use assistant or last"
+        )
+    if not 0 <= number < len(flags):
+        raise NothingTrainedError("nothing to train: the completion has no messages")
+    return _turn(rendered, number).body
+
+
+def _turn(rendered: Rendered, number: int) -> Turn:
+    turn = rendered.turns[number] if rendered.turns else None
+    if turn is None:
+        why = rendered.problem or "the template leaves it out"
+        remedy = "" if ";" in why else "; choose another template"
+        raise RenderError(f"turn {number + 1} cannot be found in the rendered text: {why}{remedy}")
+    return turn
+
+
+def _without(start: int, stop: int, left_out: list[Turn]) -> list[Stretch]:
+    stretches = []
+    for turn in sorted(left_out):
+        if turn.body > start:
+            stretches.append((start, turn.body))
+        start = max(start, turn.end)
+    return [*stretches, (start, stop)]
+
+
+def _joined(stretches: list[Stretch]) -> list[Stretch]:
+    """Stretches in order, empty ones left out, those that touch or overlap made one."""
+    joined: list[Stretch] = []
+    for start, stop in sorted(stretches):
+        if start >= stop:
+            continue
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined

@@ -1,0 +1,61 @@
+"""Documents as a model will see them, on a terminal or in a file.
+
+Every line begins with its own mark, so that nothing a document holds can look like one: ``T`` where
+it is trained; ``|`` where a line of the document begins, ``>`` where it goes on. On a terminal what
+is trained is green as well. A token that stands many times in a row, as those of images do, is written once with
+their number.
+"""
+
+import re
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from batchloom.analysis.doctor import Preview
+from batchloom.core.wording import visible
+
+_TRAINED = "green"
+# A control token and those like it that follow.
+_RUN = re.compile(r"(<[^<>\s]{1,40}>)\1{7,}")
+_LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what cannot be seen"
+
+
+def print_preview(console: Console, documents: Sequence[Preview]) -> None:
+    """Print documents, and before them what the marks mean."""
+    if documents:
+        console.print(f"preview ({_LEGEND})", style="bold")
+    for document in documents:
+        place = f"line {document.line}" if document.line else f"row {document.row}"
+        where = f", {place}" if document.line or document.row else ""
+        console.print(
+            f"-- {visible(document.file)}{where}: {document.tokens:,} tokens, {document.trained:,} trained"
+        )
+        for mark, line, trained in preview_lines(document):
+            console.print(f"{mark} {line}".rstrip(), style=_TRAINED if trained else "")
+
+
+def preview_lines(document: Preview) -> list[tuple[str, str, bool]]:
+    """A document as lines: the mark, what can be seen of the line, whether it is trained."""
+    lines: list[tuple[str, str, bool]] = []
+    begins = True
+    for piece in document.pieces:
+        if piece.trained is None:
+            lines.append(("  ", f"... {piece.tokens:,} tokens are not shown ...", False))
+            begins = False
+            continue
+        mark = "T" if piece.trained else " "
+        parts = piece.text.split("\n")
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            # What follows the last line end is a line of the next piece, unless it holds something.
+            if part or not last:
+                lines.append(
+                    (mark + ("|" if begins else ">"), short_runs(visible(part)), piece.trained)
+                )
+            begins = not last or (begins and not part)
+    return lines
+
+
+def short_runs(text: str) -> str:
+    """A line in which a token that stands many times in a row is written once, with their number."""
+    return _RUN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", text)

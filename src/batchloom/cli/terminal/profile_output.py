@@ -1,0 +1,45 @@
+"""What ``prepare --profile`` prints: where the time of a job went."""
+
+from rich.console import Console
+from rich.table import Table
+
+from batchloom.core.wording import duration, megabytes, visible
+from batchloom.preparation import ReportFacts
+
+
+def print_profile(console: Console, report: ReportFacts | None) -> None:
+    """Print seconds, shares and speeds by stage, as the report of a store has them.
+
+    Args:
+        console: where to.
+        report: of the job; None where it has none that can be read here.
+    """
+    if report is None:
+        console.print("Where the time went is in report.json beside the store.")
+        return
+    phases = ", ".join(f"{name} {duration(s)}" for name, s in report.seconds_by_phase.items())
+    told = f"{duration(report.seconds)} in all" + (f": {phases}" if phases else "")
+    console.print(visible(f"{told}; {report.workers:,} at work ({report.crew})"))
+    stages = report.content.stages
+    if not stages:
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stage")
+    for name in ("seconds", "share", "speed", "documents/s"):
+        table.add_column(name, justify="right")
+    total = sum(spent.seconds for spent in stages.values()) or 1.0
+    for name, spent in stages.items():
+        seconds = spent.seconds
+        fast = seconds > 0
+        table.add_row(
+            visible(name),
+            f"{seconds:,.2f}",
+            f"{seconds / total:.0%}",
+            f"{megabytes(spent.bytes / seconds)}/s" if fast and spent.bytes else "",
+            f"{spent.documents / seconds:,.0f}" if fast and spent.documents else "",
+        )
+    console.print(table)
+    console.print(
+        "Seconds are over all workers where each does a stage for its units; what runs at the same time counts each "
+        "for itself."
+    )

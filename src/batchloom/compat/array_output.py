@@ -1,0 +1,25 @@
+"""Arrays as they are asked for: tensors, or numpy's own."""
+
+from typing import Any
+
+import numpy as np
+
+from batchloom.batches.assembly import require_torch, to_torch
+from batchloom.core.settings import nearest, raise_problems, shown
+
+OUTPUTS = ("torch", "numpy")
+
+
+def check_output(output: str) -> None:
+    """Raise SettingsError for an output nobody knows, MissingDependencyError where torch is missing."""
+    if output not in OUTPUTS:
+        hint = nearest(str(output), OUTPUTS)
+        raise_problems([f"output: {shown(output)} is none of {', '.join(OUTPUTS)}{hint}"])
+    if output == "torch":
+        require_torch()
+
+
+def as_asked(arrays: dict[str, Any], output: str) -> dict[str, Any]:
+    """The arrays as int64, as tensors where that is asked for."""
+    plain = {name: np.asarray(values, np.int64) for name, values in arrays.items()}
+    return to_torch(plain) if output == "torch" else plain

@@ -1,0 +1,44 @@
+"""Pages that need nothing else: one file, styles inside, no script, and everything that is said of data escaped."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchloom.core.wording import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_BASE = Path(__file__).with_name("page.html.j2")
+
+
+def page_of(
+    template: Path, values: Mapping[str, Any], filters: Mapping[str, Callable[..., Any]]
+) -> str:
+    """A page as text.
+
+    Args:
+        template: which extends ``page``: its block ``main`` is the body, ``sources`` what its security policy allows
+            besides styles.
+        values: what it shows; ``title`` is the page's.
+        filters: of the template, besides ``seen`` (every character visible) and ``count`` (``1,234``).
+    """
+    environment = _environment(template)
+    environment.filters |= filters
+    return environment.get_template("own").render(values)
+
+
+@cache
+def _environment(template: Path) -> "Environment":
+    """Compile a template once: that takes as long as preparing a small store."""
+    # jinja2 takes its time to import.
+    from jinja2 import DictLoader, Environment, StrictUndefined  # noqa: PLC0415
+
+    own = template.read_text("utf-8")
+    pages = DictLoader({"page": _BASE.read_text("utf-8"), "own": own})
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=pages
+    )
+    environment.filters |= {"seen": visible, "count": "{:,}".format}
+    return environment

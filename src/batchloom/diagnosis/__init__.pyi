@@ -1,2 +1,0 @@
-from .command import quote as quote
-from .packing import packing_facts as packing_facts

@@ -1,0 +1,78 @@
+"""Which frames of a video are seen, and how large: arithmetic on its length, rate and size."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from batchloom.core.settings import is_amount, raise_problems, shown, whole
+
+_MOST = 10**9
+_MICROSECONDS = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How videos become frames.
+
+    Attributes:
+        fps: frames for each second of a video.
+        frames: so many of each video in place of ``fps``, evenly spread; all of one that has fewer.
+        max_frames: at most, where ``fps`` says how many.
+        min_pixels: width x height of a frame; smaller ones are made larger.
+        max_pixels: width x height of a frame; larger ones are made smaller.
+    """
+
+    fps: float = 2.0
+    frames: int | None = None
+    max_frames: int = 128
+    min_pixels: int = 16 * 16
+    max_pixels: int = 256 * 256
+
+    def __post_init__(self) -> None:
+        problems = [] if is_amount(self.fps) else [f"fps: {shown(self.fps)} is no number above 0"]
+        problems += [
+            f"{name}: {shown(value)} is not a whole number from 1 to {_MOST:,}"
+            for name in ("frames", "max_frames", "min_pixels", "max_pixels")
+            if (value := getattr(self, name)) is not None and not 1 <= (whole(value) or 0) <= _MOST
+        ]
+        if not problems and self.min_pixels > self.max_pixels:
+            problems.append(
+                f"min_pixels: {self.min_pixels:,} is more than max_pixels, {self.max_pixels:,}"
+            )
+        raise_problems(problems)
+
+
+def frame_times(seconds: Fraction, rate: Fraction | None, sampling: Sampling) -> list[int]:
+    """When the frames that are seen of a video are shown, in microseconds, ascending, at least one.
+
+    They are evenly spread from the first one on, as transformers' ``default_sample_indices_fn`` takes them: of T
+    frames the N numbers ``floor(i * T / N)``.
+
+    Args:
+        seconds: how long the video lasts.
+        rate: frames a second that it has, about; None where nobody knows.
+        sampling: how many are wanted.
+    """
+    wanted = sampling.frames
+    if wanted is None:
+        wanted = min(
+            math.floor(seconds * Fraction(sampling.fps).limit_denominator(_MOST)),
+            sampling.max_frames,
+        )
+    if rate:
+        wanted = min(wanted, round(seconds * rate))
+    wanted = max(wanted, 1)
+    # Times of frames are rounded down: one that is shown exactly then is taken.
+    return [math.ceil(_MICROSECONDS * seconds * at / wanted) for at in range(wanted)]
+
+
+def fitted(width: int, height: int, sampling: Sampling) -> tuple[int, int]:
+    """Width and height of a frame as it is to be seen, its form kept."""
+    pixels = width * height
+    if pixels > sampling.max_pixels:
+        scale = math.sqrt(sampling.max_pixels / pixels)
+        return max(1, int(width * scale)), max(1, int(height * scale))
+    if pixels < sampling.min_pixels:
+        scale = math.sqrt(sampling.min_pixels / pixels)
+        return math.ceil(width * scale), math.ceil(height * scale)
+    return width, height

@@ -1,0 +1,111 @@
+"""Processors of transformers: loading them, and asking them what they write for a medium."""
+
+import functools
+import re
+from typing import Any, final
+
+import numpy as np
+
+from batchloom.core.errors import InputError, UnusableRecordError
+from batchloom.core.medium import AudioFacts, Facts, ImageFacts, Kind
+from batchloom.media.processor_families import Expansion
+
+# What a processor may raise of a medium that it does not take.
+_REFUSALS = (ValueError, TypeError, IndexError, ZeroDivisionError, OverflowError, RuntimeError)
+_TOLD = "text_replacement_offsets"
+
+
+def collapsed(text: str, token: str, grid: tuple[int, int, int] = (0, 0, 0)) -> Expansion:
+    """An expansion out of all that a processor writes for one medium."""
+    runs: list[int] = []
+
+    def one(found: re.Match[str]) -> str:
+        runs.append(len(found.group()) // len(token))
+        return token
+
+    text = re.sub(f"(?:{re.escape(token)})+", one, text)
+    return Expansion(text, tuple(runs), grid)
+
+
+def written_for(processor: Any, kind: Kind, facts: Facts) -> str:
+    """What a processor writes for a medium of such a size.
+
+    Args:
+        processor: of transformers.
+        kind: of the medium.
+        facts: its size.
+
+    Raises:
+        UnusableRecordError: it takes no such medium.
+        InputError: it does not tell, as those of older transformers do not.
+    """
+    name = type(processor).__name__
+    placeholder = getattr(processor, f"{kind}_token", None)
+    if not placeholder:
+        raise InputError(f"{name} has no token for {kind}: it takes none of it")
+    try:
+        given = blank(processor, facts)
+        made = processor(text=[placeholder], return_text_replacement_offsets=True, **given)
+    except _REFUSALS as error:
+        raise UnusableRecordError(f"is not taken by {name}: {error}") from error
+    if _TOLD not in made:
+        raise InputError(
+            f"{name} of the installed transformers does not tell what it writes for a medium: update transformers"
+        )
+    (told,) = made[_TOLD][0]
+    written: str = told["replacement"]
+    return written
+
+
+def blank(processor: Any, facts: Facts) -> dict[str, Any]:
+    """An empty medium of a size, as the argument that a processor takes it in."""
+    if isinstance(facts, ImageFacts):
+        from PIL import Image  # noqa: PLC0415 - late: only where there are images
+
+        return {"images": [Image.new("RGB", (facts.width, facts.height))]}
+    extractor = getattr(processor, "feature_extractor", None) or processor.audio_processor
+    rate = int(extractor.sampling_rate)
+    silence = np.zeros(facts.samples_at(rate), np.float32)
+    return {"audio": [silence], "sampling_rate": rate}
+
+
+def _repeated(processor: Any, kind: Kind, placeholder: str) -> str:
+    """The token that is written many times, which need not be the one that asks for it."""
+    found = getattr(processor, f"{kind}_token_ids", None) or [
+        getattr(processor, f"{kind}_token_id", None)
+    ]
+    if found[0] is None:
+        return placeholder
+    token: str = processor.tokenizer.convert_ids_to_tokens(found[0])
+    return token
+
+
+@final
+class Asked:
+    """A processor whose arithmetic is not known: it is run once for each size.
+
+    Attributes:
+        kind, placeholder, token: see :class:`batchloom.media.Family`.
+    """
+
+    def __init__(self, processor: Any, kind: Kind) -> None:
+        self.kind: Kind = kind
+        self.placeholder: str = getattr(processor, f"{kind}_token")
+        self.token = _repeated(processor, kind, self.placeholder)
+        self._written = functools.lru_cache(maxsize=4096)(
+            functools.partial(written_for, processor, kind)
+        )
+
+    @property
+    def alone(self) -> str:
+        """See :class:`batchloom.media.Family`."""
+        return self.placeholder
+
+    def expand(self, facts: Facts) -> Expansion:
+        """See :class:`batchloom.media.Family`."""
+        size: Facts = (
+            AudioFacts(facts.samples, facts.rate)
+            if isinstance(facts, AudioFacts)
+            else ImageFacts(facts.width, facts.height)
+        )
+        return collapsed(self._written(size), self.token)

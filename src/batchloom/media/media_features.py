@@ -1,0 +1,148 @@
+"""What a processor makes of media: arrays as its model takes them."""
+
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, UnusableRecordError
+from batchloom.core.medium import AudioFacts, Facts, FrameFacts, ImageFacts
+from batchloom.media.audio import decode_sound
+from batchloom.media.images import decode_image
+from batchloom.media.media_content import Content
+from batchloom.media.model_inputs import traits_of
+from batchloom.media.processor import ProcessorFiles, make_part
+from batchloom.media.video import decode_frames
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@final
+class Features:
+    """Makes features; safe to share between threads.
+
+    Its parts are made when they are first needed, of the files that a store keeps.
+
+    Args:
+        files: of the processor.
+    """
+
+    def __init__(self, files: ProcessorFiles) -> None:
+        self._files = files
+        self._turn = threading.Lock()
+        self._parts: dict[str, Any] = {}
+        self._beside = traits_of(files.name).beside
+
+    def of(self, content: Content, facts: Facts) -> Arrays:
+        """The features of one medium, with an axis for media before those of their own.
+
+        Raises:
+            UnusableRecordError: it cannot be decoded, or is not what its header said.
+            InputError: the processor cannot be made of its files here.
+            MissingDependencyError: what decodes it is not installed.
+        """
+        if isinstance(facts, ImageFacts):
+            picture = decode_image(content)
+            if picture.size != (facts.width, facts.height):
+                raise UnusableRecordError(
+                    f"is {picture.size[0]} x {picture.size[1]} pixels, and its header said {facts.width} x "
+                    f"{facts.height}; save it anew"
+                )
+            return self._image(picture)
+        return self._sound(content, facts)
+
+    def of_frames(self, content: Content, facts: Sequence[FrameFacts]) -> list[Arrays]:
+        """The features of frames of a video, ascending by time, of each those of an image; raises as :meth:`of`."""
+        return [self._image(picture) for picture in decode_frames(content, facts)]
+
+    def names(self, kind: str) -> list[str]:
+        """What features of a kind of media are called, as their part of the processor says."""
+        part = self._part("AutoFeatureExtractor" if kind == "audio" else "AutoImageProcessor")
+        return [name for name in part.model_input_names if name not in self._beside]
+
+    def setting(self, auto: str, name: str) -> Any:
+        """A setting of a part of the processor, such as ``AutoImageProcessor``."""
+        return getattr(self._part(auto), name)
+
+    def _image(self, picture: Any) -> Arrays:
+        part = self._part("AutoImageProcessor")
+        made = part(images=[picture], return_tensors=_tensors(part), **self._usual("images_kwargs"))
+        return {name: _array(value) for name, value in made.items() if name not in self._beside}
+
+    def _sound(self, content: Content, facts: AudioFacts) -> Arrays:
+        part = self._part("AutoFeatureExtractor")
+        rate = int(part.sampling_rate)
+        samples = decode_sound(content, facts, rate)
+        made = part(
+            [samples],
+            sampling_rate=rate,
+            padding="max_length",
+            return_attention_mask=True,
+            return_tensors="np",
+        )
+        found = {name: _array(value) for name, value in made.items()}
+        # As Qwen2-Audio's processor calls it, beside the mask of the text.
+        if "attention_mask" in found:
+            found["feature_attention_mask"] = found.pop("attention_mask")
+        return found
+
+    def _usual(self, name: str) -> Mapping[str, Any]:
+        """What the processor's class asks of its parts, over their own settings."""
+        import transformers  # noqa: PLC0415 - late: only where there are media
+
+        found = getattr(getattr(transformers, self._files.name, None), name, {})
+        return found if isinstance(found, Mapping) else {}
+
+    def _part(self, auto: str) -> Any:
+        found = self._parts.get(auto)
+        if found is None:
+            with self._turn:
+                if auto not in self._parts:
+                    self._parts[auto] = self._made(auto)
+                found = self._parts[auto]
+        return found
+
+    def _made(self, auto: str) -> Any:
+        with tempfile.TemporaryDirectory(prefix="batchloom-processor-") as folder:
+            self._files.write(Path(folder))
+            made, why = make_part(auto, Path(folder))
+        if made is None:
+            raise InputError(
+                f"The store's {self._files.name} cannot be made by the installed transformers: {why}"
+            )
+        return made
+
+
+def _tensors(part: Any) -> str:
+    """In which form a processor can give its arrays: those on torchvision give tensors alone."""
+    return "np" if type(part).__name__.endswith("Pil") else "pt"
+
+
+def _array(value: Any) -> NDArray[Any]:
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def joined(features: Sequence[Arrays]) -> Arrays:
+    """The features of several media one behind the other, shorter ones filled up with zeros as processors do."""
+    names = dict.fromkeys(name for one in features for name in one)
+    return {name: stacked([one[name] for one in features if name in one]) for name in names}
+
+
+def stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays one behind the other, shorter ones filled up with zeros along all axes but the first."""
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) == 1:
+        return np.concatenate(arrays)
+    largest = tuple(max(sides) for sides in zip(*shapes, strict=True))
+    total = sum(len(array) for array in arrays)
+    whole = np.zeros((total, *largest), arrays[0].dtype)
+    at = 0
+    for array in arrays:
+        place = (slice(at, at + len(array)), *(slice(0, side) for side in array.shape[1:]))
+        whole[place] = array
+        at += len(array)
+    return whole

@@ -1,0 +1,132 @@
+"""Where media lie: relative to the file that names them or to a folder, never outside of it; or behind a URL."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from batchloom.core.addresses import is_url, local_path, scheme_of, shown
+from batchloom.core.errors import BatchloomError, UnusableRecordError
+from batchloom.core.files import because
+from batchloom.core.medium import Medium, stretch_of
+from batchloom.media.media_content import Content, Held, OpenFile
+from batchloom.media.media_limits import MediaLimits
+from batchloom.remote import fetch_whole
+
+_KNOWN = ("http", "https", "s3", "s3a", "gs", "gcs", "hf")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where relative paths of media begin, and what is read of them.
+
+    Attributes:
+        folder: a folder of this machine or a URL; paths that leave it are refused.
+        follow_links: whether symbolic links below the folder may lead out of it.
+        limits: how much is read of what lies elsewhere.
+    """
+
+    folder: str
+    limits: MediaLimits = field(default_factory=MediaLimits)
+    follow_links: bool = True
+
+    @contextmanager
+    def open(self, medium: Medium) -> Iterator[Content]:
+        """The bytes of a medium.
+
+        Raises:
+            UnusableRecordError: it is not there, cannot be read, takes too long or is too large to be fetched, or
+                lies outside of the folder.
+        """
+        if medium.data is not None:
+            yield Held(medium.data)
+            return
+        place = self.of(medium.place)
+        if is_url(place):
+            yield Held(self._fetched(place))
+            return
+        path, stretch = stretch_of(place)
+        try:
+            self._refuse_links(path)
+            file = OpenFile(Path(path), stretch)
+        except FileNotFoundError:
+            raise UnusableRecordError(
+                f"is not there: {shown(place):.300}; paths begin at {self.folder}: say where else they do "
+                "(--data-folder, of train, too; of a Loader media=MediaSpec(folder=...))"
+            ) from None
+        except UnusableRecordError:
+            raise
+        except EOFError:
+            raise UnusableRecordError(
+                f"is not in its tar any more, which has become shorter: {shown(path):.300}"
+            ) from None
+        except (OSError, ValueError) as error:
+            why = because(error) if isinstance(error, OSError) else f"its name is none ({error})"
+            raise UnusableRecordError(f"cannot be read: {why}") from error
+        with file:
+            yield file
+
+    def held(self, medium: Medium) -> Medium:
+        """A medium with its bytes; raises as :meth:`open`."""
+        with self.open(medium) as content:
+            if content.size > self.limits.file_bytes:
+                raise UnusableRecordError(
+                    f"has {content.size:,} bytes, more than the {self.limits.file_bytes:,} that are held (file_bytes)"
+                )
+            return replace(medium, data=content.read(0, content.size))
+
+    def of(self, place: str) -> str:
+        """The path or URL of a medium as its record names it.
+
+        Raises:
+            UnusableRecordError: it leaves the folder, or is a URL of a kind that is not read.
+        """
+        place = local_path(place)
+        if is_url(place):
+            if scheme_of(place) not in _KNOWN:
+                raise UnusableRecordError(
+                    f"is a URL of a kind that is not read ({scheme_of(place)}://); http, https, s3, gs and hf are"
+                )
+            return place
+        if is_url(self.folder):
+            return self._below_url(place)
+        folder = os.path.abspath(self.folder)  # noqa: PTH100 - strings, many times
+        whole = os.path.normpath(os.path.join(folder, place))  # noqa: PTH118 - as above
+        if whole != folder and not whole.startswith(folder.rstrip("/") + "/"):
+            raise UnusableRecordError(
+                f"lies outside of {self.folder}, from where paths of media are not followed; name a folder above it "
+                "with --data-folder, if that is meant"
+            )
+        return whole
+
+    def _refuse_links(self, path: str) -> None:
+        """Refuse a path that leaves the folder through a symbolic link."""
+        if self.follow_links:
+            return
+        real, folder = os.path.realpath(path), os.path.realpath(self.folder)
+        if not real.startswith(folder.rstrip("/") + "/"):
+            raise UnusableRecordError(
+                f"lies outside of {self.folder}, through a symbolic link to {shown(real):.300}; --follow-links follows "
+                "it, if that is meant"
+            )
+
+    def _below_url(self, place: str) -> str:
+        base = self.folder.rstrip("/")
+        path = os.path.normpath(place)
+        if path.startswith(("/", "..")):
+            raise UnusableRecordError(
+                f"lies outside of {shown(base)}, from where paths of media are not followed"
+            )
+        return f"{base}/{path}"
+
+    def _fetched(self, url: str) -> bytes:
+        limits = self.limits
+        try:
+            return fetch_whole(url, most=limits.file_bytes, seconds=limits.fetch_seconds)
+        except FileNotFoundError:
+            raise UnusableRecordError(f"is not there: {shown(url)}") from None
+        except BatchloomError as error:
+            raise UnusableRecordError(
+                f"cannot be had: {error} What is kept aside at preparation is read again with --restart."
+            ) from error

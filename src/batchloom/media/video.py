@@ -1,0 +1,227 @@
+"""Videos: when their frames are shown, from the header, and the frames themselves.
+
+Formats are told by their first bytes and nothing else is tried: some of what FFmpeg reads names other files.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any, NamedTuple, final
+
+from batchloom.core.errors import MissingDependencyError, UnusableRecordError
+from batchloom.core.medium import FrameFacts
+from batchloom.core.wording import duration
+from batchloom.media.frame_sampling import Sampling, fitted, frame_times
+from batchloom.media.media_content import Content, opened
+from batchloom.media.media_limits import MediaLimits
+
+_MICROSECONDS = 10**6
+# A frame that is so much later is sought; nearer ones are reached sooner by decoding on.
+_FAR = 2 * _MICROSECONDS
+# A video ends where its last frame does, give or take what headers round.
+_ROUNDED = 1 * _MICROSECONDS
+_READ = "MP4, MOV, WebM, Matroska and AVI"
+_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip")
+_IMAGES = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+_SHOWN = 16
+# What streams is written before its length is known.
+_UNKNOWN = 0xFFFFFFFF - (1 << 16)
+
+
+def look_at_video(content: Content, limits: MediaLimits, sampling: Sampling) -> list[FrameFacts]:
+    """The frames that are to be seen of a video, after checking that the last of them is there.
+
+    Raises:
+        UnusableRecordError: it is empty, no video, cut short, damaged, or larger than allowed.
+        MissingDependencyError: PyAV is not installed.
+    """
+    with _film(content) as film:
+        pixels = film.stream.codec_context.width * film.stream.codec_context.height
+        if not pixels:
+            raise UnusableRecordError("shows nothing: its frames have no size")
+        if pixels > limits.image_pixels:
+            raise UnusableRecordError(
+                f"has frames of {pixels:,} pixels, more than the {limits.image_pixels:,} that are allowed "
+                "(image_pixels): make them smaller, or allow more"
+            )
+        times = frame_times(film.seconds, film.stream.average_rate, sampling)
+        last = film.at(times[-1])
+        end = film.end
+        if end is not None and end + _ROUNDED < times[-1]:
+            raise UnusableRecordError(
+                f"ends after {duration(end / _MICROSECONDS)}, where its header says "
+                f"{duration(float(film.seconds))}: it is cut short; fetch it again"
+            )
+        width, height = _upright(last).size
+    width, height = fitted(width, height, sampling)
+    return [FrameFacts(width, height, time=time) for time in times]
+
+
+def decode_frames(content: Content, facts: Sequence[FrameFacts]) -> Iterator[Any]:
+    """The frames of a video as upright RGB ``PIL.Image.Image``, each as large as its facts say.
+
+    A frame is what is shown at its time. Sizes are changed by Pillow, bicubic.
+
+    Args:
+        content: of the video.
+        facts: of the frames, ascending by time.
+
+    Raises:
+        UnusableRecordError: it cannot be decoded.
+    """
+    from PIL import Image  # noqa: PLC0415 - late: only where there are media
+
+    with _film(content) as film:
+        for one in facts:
+            picture = _upright(film.at(one.time))
+            if picture.size != (one.width, one.height):
+                picture = picture.resize((one.width, one.height), Image.Resampling.BICUBIC)
+            yield picture
+
+
+def form_of(head: bytes, size: int) -> str:
+    """The format that the first bytes of a video are of, as FFmpeg calls it.
+
+    Args:
+        head: the first bytes.
+        size: bytes of the whole.
+
+    Raises:
+        UnusableRecordError: of none that is read; says what it seems to be; or shorter than it says.
+    """
+    if head[4:8] == b"ftyp" and head[8:12] in _IMAGES:
+        raise UnusableRecordError("is an image (AVIF or HEIF), not a video")
+    if head[4:8] == b"ftyp" or head[4:8] in _BOXES:
+        return "mov"
+    if head.startswith(b"\x1aE\xdf\xa3"):
+        return "matroska"
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        _refuse_cut(int.from_bytes(head[4:8], "little") + 8, size)
+        return "avi"
+    if not head:
+        raise UnusableRecordError("is empty (0 bytes)")
+    raise UnusableRecordError(
+        f"begins with {head[:_SHOWN]!r}, which no video does that is read: {_READ}; write it anew: ffmpeg -i IN OUT.mp4"
+    )
+
+
+def _refuse_cut(said: int, size: int) -> None:
+    """Raise where a file is shorter than it says: of an AVI FFmpeg reads what is left."""
+    if size < said < _UNKNOWN:
+        raise UnusableRecordError(
+            f"has {size:,} bytes, where its header says {said:,}: it is cut short; fetch it again"
+        )
+
+
+class _Shown(NamedTuple):
+    """A frame, and when it is shown, in microseconds."""
+
+    time: int
+    frame: Any
+
+
+@final
+class _Film:
+    """A video that is open: gives the frame that is shown at a time, best asked for in their order."""
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self._container, self.stream = container, stream
+        self._origin = stream.start_time or 0
+        self._coming: Iterator[Any] = iter(())
+        self._shown: _Shown | None = None
+        self._next: _Shown | None = None
+        self._far = _FAR
+
+    @property
+    def seconds(self) -> Fraction:
+        """How long it lasts."""
+        stream = self.stream
+        if stream.duration:
+            return Fraction(stream.duration * stream.time_base)
+        if not self._container.duration:
+            raise UnusableRecordError(
+                "does not say how long it lasts, as what was recorded live does not; write it anew: "
+                "ffmpeg -i IN -c copy OUT"
+            )
+        return Fraction(self._container.duration, _MICROSECONDS)
+
+    def at(self, time: int) -> Any:
+        """The frame that is shown at a time; the first or the last one where it is none's."""
+        if self._shown is None or not self._shown.time <= time <= self._shown.time + self._far:
+            self._seek(time)
+        while self._next is not None and self._next.time <= time:
+            self._shown, self._next = self._next, self._read()
+        if self._shown is None:
+            raise UnusableRecordError("holds no frame that can be decoded: it is damaged or cut")
+        if self._shown.frame.is_corrupt:
+            raise UnusableRecordError(
+                f"is damaged at {duration(self._shown.time / _MICROSECONDS)}; fetch it again"
+            )
+        return self._shown.frame
+
+    @property
+    def end(self) -> int | None:
+        """Until when the last frame is shown, in microseconds, as far as it says so; None before it is reached."""
+        if self._shown is None or self._next is not None:
+            return None
+        frame = self._shown.frame
+        return self._time(frame.pts + (frame.duration or 0))
+
+    def _seek(self, time: int) -> None:
+        """Go to the last frame before a time from which decoding can begin."""
+        before = self._shown
+        self._begin(self._origin + int(time / _MICROSECONDS / self.stream.time_base))
+        if self._next is None or self._next.time > time:
+            self._begin(self._origin)
+        if before is not None and self._next is not None and self._next.time <= before.time:
+            self._far *= 2  # decoding on would have come there sooner
+        self._shown, self._next = self._next, self._read()
+
+    def _begin(self, ticks: int) -> None:
+        self._container.seek(ticks, stream=self.stream)
+        self._coming = self._container.decode(self.stream)
+        self._next = self._read()
+
+    def _read(self) -> _Shown | None:
+        frame = next(self._coming, None)
+        if frame is None:
+            return None
+        if frame.pts is None:
+            raise UnusableRecordError(
+                "has frames that do not say when they are shown; write it anew: ffmpeg -i IN OUT.mp4"
+            )
+        return _Shown(self._time(frame.pts), frame)
+
+    def _time(self, ticks: int) -> int:
+        return int((ticks - self._origin) * self.stream.time_base * _MICROSECONDS)
+
+
+@contextmanager
+def _film(content: Content) -> Iterator[_Film]:
+    form = form_of(content.read(0, 64), content.size)
+    try:
+        import av  # noqa: PLC0415 - late: only where there are videos
+    except ImportError as error:
+        raise MissingDependencyError("Videos need PyAV: pip install 'batchloom[video]'.") from error
+    try:
+        with av.open(opened(content), format=form, metadata_errors="ignore") as container:
+            if not container.streams.video:
+                raise UnusableRecordError(
+                    "holds no video: it has no pictures, or is cut before it says that it has"
+                )
+            stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise UnusableRecordError("is of a codec that is not there, or damaged")
+            # Videos are decoded beside each other, each by one thread.
+            stream.codec_context.thread_count = 1
+            yield _Film(container, stream)
+    except av.FFmpegError as error:
+        raise UnusableRecordError(
+            f"cannot be decoded: it is damaged, cut short, or of a codec that is not there ({error})"
+        ) from error
+
+
+def _upright(frame: Any) -> Any:
+    """A frame as an RGB image, turned as its video says."""
+    picture = frame.to_image()
+    return picture.rotate(frame.rotation, expand=True) if frame.rotation else picture

@@ -1,0 +1,8 @@
+"""Mixtures: named sources, their weights, and the schedule that keeps them.
+
+Read `mixture_spec.py` first.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

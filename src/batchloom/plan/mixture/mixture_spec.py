@@ -1,0 +1,353 @@
+"""A mixture: named sources and their weights, as a value."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from batchloom.core.errors import PlanError
+from batchloom.core.settings import is_text, nearest, raise_problems, shown, whole
+from batchloom.plan.mixture.schedule import MOST_SOURCES
+from batchloom.plan.packing import Lengths, Overlong
+
+Unit = Literal["tokens", "documents", "epochs"]
+Exhausted = Literal["repeat", "stop", "redistribute"]
+# A number, or of a group its own weight and the sources it is divided among.
+Weights = Mapping[str, Any] | Literal["size"]
+
+# Weights above 0: their products and sums are numbers still.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-100, 1e100
+_GROUP = {"weight", "sources"}
+_SOURCE = ("epochs", "seed", "overlong")
+_POSITIVE = f"a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
+
+
+class PlanStore(Protocol):
+    """What a plan needs of a store: its lengths, their sum and its fingerprint."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """Lengths of the documents in tokens."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content of the store."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """What is said of one source alone.
+
+    Attributes:
+        epochs: how often it may be passed through; None for no bound (with ``exhausted`` ``stop`` and
+            ``redistribute``: once).
+        seed: of its order; None for the plan's.
+        overlong: what becomes of its long documents; None for the plan's rule.
+    """
+
+    epochs: int | None = None
+    seed: int | None = None
+    overlong: Overlong | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.epochs is not None and (whole(self.epochs) or 0) < 1:
+            problems.append(f"epochs: {shown(self.epochs)} is not a whole number from 1 on")
+        if self.seed is not None and (whole(self.seed) is None or abs(self.seed) >= 1 << 128):
+            problems.append(f"seed: {shown(self.seed)} is not a whole number of at most 128 bits")
+        if self.overlong is not None and self.overlong not in Overlong.__args__:  # type: ignore[attr-defined]
+            options = Overlong.__args__  # type: ignore[attr-defined]
+            problems.append(f"overlong: {self.overlong!r} is none of {', '.join(options)}")
+        raise_problems(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Weights that hold from a step or from a number of tokens on.
+
+    Attributes:
+        weights: as of :class:`Mixture`.
+        step: the first step they hold at; or
+        tokens: the tokens before them, as ``seq_len`` a sequence; they begin with the next whole step.
+    """
+
+    weights: Weights
+    step: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("step", "tokens") if getattr(self, name) is not None]
+        problems = []
+        if len(given) != 1:
+            problems.append(
+                "step: a stage begins either at a step or after a number of tokens; give one"
+            )
+        problems += [
+            f"{name}: {shown(getattr(self, name))} is not a whole number from 1 on"
+            for name in given
+            if not 1 <= (whole(getattr(self, name)) or 0) < 1 << 62
+        ]
+        raise_problems(problems)
+        object.__setattr__(self, given[0], whole(getattr(self, given[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Named stores and their weights.
+
+    Attributes:
+        weights: of each source a number of at least 0, in any scale; of a group a mapping
+            ``{"weight": 0.3, "sources": {"python": 2, "rust": 1}}`` (with a list of sources they share by
+            their sizes). ``"size"`` weighs all by their tokens.
+        stores: the open store of each source by its name. One without a weight waits for a later stage or edit.
+        unit: what weights count: ``tokens``, ``documents``, or ``epochs`` (passes over the source).
+        temperature: of weights by size: each is its tokens to the power 1 / temperature.
+        most_epochs: of weights by size: sources are weighed alike as far as none is passed through more often than
+            this in the run's ``steps`` (UniMax: Chung et al., Fairer and More Effective Language Sampling for
+            Large-Scale Multilingual Pretraining, ICLR 2023).
+        exhausted: what happens when a source has had its epochs: ``repeat`` (it goes on from its beginning), ``stop``
+            (the run ends) or ``redistribute`` (the others take its share).
+        sources: what is said of single sources.
+        stages: weights that replace these later in the run, in order.
+    """
+
+    weights: Weights
+    stores: Mapping[str, PlanStore] = field(kw_only=True)
+    unit: Unit = field(default="tokens", kw_only=True)
+    temperature: float = field(default=1.0, kw_only=True)
+    most_epochs: float | None = field(default=None, kw_only=True)
+    exhausted: Exhausted = field(default="repeat", kw_only=True)
+    sources: Mapping[str, SourceSpec] = field(default_factory=dict, kw_only=True)
+    stages: Sequence[Stage] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        problems = self._stores_problems()
+        for name, known in (("unit", Unit), ("exhausted", Exhausted)):
+            value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
+            if value not in options:
+                hint = nearest(str(value), options)
+                problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
+        if not is_positive(self.temperature):
+            problems.append(f"temperature: {shown(self.temperature)} is not {_POSITIVE}")
+        if self.most_epochs is not None and not is_positive(self.most_epochs):
+            problems.append(f"most_epochs: {shown(self.most_epochs)} is not {_POSITIVE}")
+        problems += _kinds_problems(self.sources, self.stages)
+        problems = problems or self._idle_problems()
+        if not problems:
+            problems += weight_problems(self.weights, self.stores, "weights")
+            for number, stage in enumerate(self.stages):
+                problems += weight_problems(stage.weights, self.stores, f"stages[{number}].weights")
+            problems += _order_problems(self.stages)
+        raise_problems(problems)
+        _refuse_other_tokenizers(self.stores)
+
+    def __repr__(self) -> str:
+        stores = ", ".join(
+            f"{name} ({store.tokens:,} tokens)" for name, store in self.stores.items()
+        )
+        weights = self.weights if isinstance(self.weights, str) else dict(self.weights)
+        stages = f", {len(self.stages)} later stages" if self.stages else ""
+        return (
+            f"Mixture({weights!r} in {self.unit} of {stores}, exhausted {self.exhausted}{stages})"
+        )
+
+    def _idle_problems(self) -> list[str]:
+        """Settings that would have no effect beside the others."""
+        problems = []
+        sized = any(by_size(one) for one in (self.weights, *(s.weights for s in self.stages)))
+        problems += [
+            f"{name}: it shapes weights by size, and the weights are given; weights='size' uses it"
+            for name, idle in (
+                ("temperature", self.temperature == 1),
+                ("most_epochs", self.most_epochs is None),
+            )
+            if not (idle or sized)
+        ]
+        if self.exhausted == "repeat":
+            problems += [
+                f"sources.{name}.epochs: with exhausted='repeat' it goes on without end; give exhausted='stop' or "
+                "'redistribute'"
+                for name, said in self.sources.items()
+                if said.epochs is not None
+            ]
+        return problems
+
+    def _stores_problems(self) -> list[str]:
+        if not isinstance(self.stores, Mapping) or not self.stores:
+            return ["stores: a mapping of at least one name to its open store"]
+        problems = [
+            f"stores: {shown(name)} is no name" for name in self.stores if not is_text(name)
+        ]
+        if len(self.stores) > MOST_SOURCES:
+            problems.append(f"stores: {len(self.stores)} sources, more than {MOST_SOURCES}")
+        problems += [
+            f"stores.{name}: {shown(store)} is a path; open it: open_store({shown(store)})"
+            if isinstance(store, str) or hasattr(store, "__fspath__")
+            else f"stores.{name}: {type(store).__name__} is no open store"
+            for name, store in self.stores.items()
+            if not hasattr(store, "lengths")
+        ]
+        problems += [
+            f"sources.{name}: there is no such source{nearest(str(name), self.stores)}"
+            for name in (self.sources if isinstance(self.sources, Mapping) else ())
+            if name not in self.stores
+        ]
+        return problems
+
+
+def _kinds_problems(sources: object, stages: object) -> list[str]:
+    """What is said of single sources, or of later weights, without being that."""
+    problems = []
+    if not isinstance(sources, Mapping):
+        problems.append(f"sources: {shown(sources)} is no mapping of names to SourceSpec")
+    else:
+        problems += [
+            f"sources.{name}: {shown(said)} is no SourceSpec"
+            for name, said in sources.items()
+            if not isinstance(said, SourceSpec)
+        ]
+    if not isinstance(stages, Sequence) or isinstance(stages, (str, bytes)):
+        return [*problems, f"stages: {shown(stages)} is no list of Stage"]
+    return problems + [
+        f"stages[{number}]: {shown(stage)} is no Stage"
+        for number, stage in enumerate(stages)
+        if not isinstance(stage, Stage)
+    ]
+
+
+def by_size(weights: object) -> bool:
+    """Whether weights, or those inside a group, go by the sizes of sources."""
+    if not isinstance(weights, Mapping):
+        return weights == "size"
+    return any(
+        isinstance(w, Mapping) and not isinstance(w.get("sources"), Mapping)
+        for w in weights.values()
+    )
+
+
+def weighed_in(weights: Weights, names: Iterable[str]) -> set[str]:
+    """The sources that have a weight above 0; ``names`` are those of all sources."""
+    if isinstance(weights, str):
+        return set(names)
+    found: set[str] = set()
+    for name, weight in weights.items():
+        if not isinstance(weight, Mapping):
+            found |= {name} if weight > 0 else set()
+        elif weight["weight"] > 0:
+            inner = weight["sources"]
+            found |= {n for n in inner if not isinstance(inner, Mapping) or inner[n] > 0}
+    return found
+
+
+def is_positive(value: object) -> bool:
+    """Whether a value is a number from 1e-100 to 1e+100."""
+    return is_weight(value) and value != 0
+
+
+def is_weight(value: object) -> bool:
+    """Whether a value is 0 or a number from 1e-100 to 1e+100."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return value == 0 or LEAST_WEIGHT <= value <= MOST_WEIGHT
+
+
+def weight_problems(weights: object, stores: Mapping[str, object], path: str) -> list[str]:
+    """Everything that is wrong with weights: names no store has, twice the same, numbers that are none, all zero."""
+    if weights == "size":
+        return []
+    if not isinstance(weights, Mapping) or not weights:
+        return [f"{path}: {shown(weights)} is neither a mapping of names to numbers nor 'size'"]
+    problems: list[str] = []
+    seen: set[str] = set()
+    for name, weight in weights.items():
+        where = f"{path}.{name}"
+        if isinstance(weight, Mapping):
+            problems += _group_problems(weight, stores, where, seen)
+        else:
+            problems += _number_problems(weight, where) + _name_problems(name, stores, where, seen)
+    tops = [w.get("weight") if isinstance(w, Mapping) else w for w in weights.values()]
+    if not problems and not any(tops):
+        problems.append(f"{path}: all are 0; at least one source needs a weight above 0")
+    return problems
+
+
+def _group_problems(
+    group: Mapping[str, Any], stores: Mapping[str, object], where: str, seen: set[str]
+) -> list[str]:
+    problems = [
+        f"{where}.{key}: unknown setting{nearest(str(key), _GROUP)}"
+        for key in group
+        if key not in _GROUP
+    ]
+    problems += [f"{where}.{key}: missing" for key in sorted(_GROUP - set(group))]
+    if problems:
+        return problems
+    problems += _number_problems(group["weight"], f"{where}.weight")
+    inner = group["sources"]
+    if not isinstance(inner, (Mapping, list, tuple)) or not inner:
+        return [
+            *problems,
+            f"{where}.sources: {shown(inner)} is neither a mapping of names to numbers nor a list of names",
+        ]
+    for name in inner:
+        problems += _name_problems(name, stores, f"{where}.sources.{name}", seen)
+    if isinstance(inner, Mapping):
+        for name, weight in inner.items():
+            problems += _number_problems(weight, f"{where}.sources.{name}")
+        if not problems and not any(inner.values()):
+            problems.append(f"{where}.sources: all are 0")
+    return problems
+
+
+def _number_problems(weight: object, where: str) -> list[str]:
+    return [] if is_weight(weight) else [f"{where}: {shown(weight)} is neither 0 nor {_POSITIVE}"]
+
+
+def _name_problems(
+    name: object, stores: Mapping[str, object], where: str, seen: set[str]
+) -> list[str]:
+    if not isinstance(name, str) or name not in stores:
+        return [
+            f"{where}: names no source; there are {', '.join(map(str, stores))}{nearest(str(name), stores)}"
+        ]
+    if name in seen:
+        return [f"{where}: the source has a weight already"]
+    seen.add(name)
+    return []
+
+
+def _order_problems(stages: Sequence[Stage]) -> list[str]:
+    units = {"step" if stage.step is not None else "tokens" for stage in stages}
+    if len(units) > 1:
+        return ["stages: some begin at a step and some after tokens; use one of the two for all"]
+    begins = [stage.step if stage.step is not None else stage.tokens for stage in stages]
+    if begins != sorted(set(begins)):  # type: ignore[type-var]
+        return [f"stages: they begin at {begins}, which does not ascend"]
+    return []
+
+
+def _refuse_other_tokenizers(stores: Mapping[str, PlanStore]) -> None:
+    """Refuse stores whose tokens are numbered by different tokenizers.
+
+    Raises:
+        PlanError: names two of them.
+    """
+    known = {
+        name: made
+        for name, store in stores.items()
+        if (made := getattr(store, "tokenizer_fingerprint", None)) is not None
+    }
+    first = next(iter(known.items()), None)
+    for name, made in known.items():
+        if first and made != first[1]:
+            raise PlanError(
+                f"Sources {first[0]!r} and {name!r} were made with different tokenizers ({first[1][:12]} and "
+                f"{made[:12]}): the same id would be different text. Prepare one of them again with the "
+                "tokenizer of the other."
+            )

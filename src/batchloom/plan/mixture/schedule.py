@@ -1,0 +1,187 @@
+"""The schedule of a mixture: which source each position takes, from whole numbers alone.
+
+Each source has a number of slots in a period. Its j-th slot is released at floor(j P / c) and due at
+ceil((j + 1) P / c); of what is released, the source whose slot is due first is served (earliest
+deadline first, the chairman assignment of Tijdeman: The Chairman Assignment Problem, Discrete
+Mathematics 32, 1980; by Liu and Layland one server can always keep such dates). So after t positions
+a source has had floor(t c / P) or ceil(t c / P) of them: always within one of its share.
+"""
+
+import heapq
+from functools import lru_cache
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.keyed_hashing import keyed_hashes
+
+Ints = NDArray[np.int64]
+
+MOST_SOURCES = 1000
+# What breaks a resonance of sources with lanes is any fixed shuffle; it hides no secret.
+_LANE_KEY = (0x6C616E6573, 0x7363686564756C65)
+
+
+@lru_cache(maxsize=16)
+def period_of(counts: tuple[int, ...]) -> NDArray[np.int32]:
+    """The source of each slot of a period of ``sum(counts)``, int32; every count is at least 1."""
+    period, sources = sum(counts), len(counts)
+    share = np.array(counts, np.int64)
+    owner = np.repeat(np.arange(sources), share)
+    number = np.arange(period) - np.repeat(np.cumsum(share) - share, share)
+    of = share[owner]
+    due = -(-(number + 1) * period // of) * sources + owner
+    order = np.argsort(number * period // of, kind="stable")
+    # The heap holds (due, source) as one number: a million of them are pushed and popped.
+    waiting: list[int] = []
+    dates = due[order].tolist()
+    ends = np.cumsum(np.bincount(number * period // of, minlength=period)).tolist()
+    push, pop, push_pop = heapq.heappush, heapq.heappop, heapq.heappushpop
+    served, begin = [], 0
+    for end in ends:
+        if begin == end:
+            served.append(pop(waiting))
+            continue
+        for date in dates[begin : end - 1]:
+            push(waiting, date)
+        served.append(push_pop(waiting, dates[end - 1]))
+        begin = end
+    slots = (np.array(served, np.int64) % sources).astype(np.int32)
+    slots.flags.writeable = False
+    return slots
+
+
+@lru_cache(maxsize=4)
+def schedule_of(counts: tuple[int, ...], lanes: int) -> "Schedule":
+    """The schedule of these slots, made once: a change that leaves the weights has the same."""
+    return Schedule(counts, lanes)
+
+
+@final
+class Schedule:
+    """An endless run of one period: position q counts from where the schedule begins.
+
+    Args:
+        counts: slots of each source in a period, each at least 1.
+        lanes: how many lanes positions are dealt to. One source gives position q to lane q mod K; a
+            mixture shuffles the K positions of a group over the lanes, and moves them on by one lane
+            every period, so that in K periods each source has had each lane equally often.
+
+    Attributes:
+        counts, lanes: as given.
+        period: positions of a period, a multiple of ``lanes`` for a mixture of several lanes.
+    """
+
+    __slots__ = (
+        "_begins",
+        "_keys",
+        "_lane",
+        "_occurrence",
+        "_share",
+        "_turn_slots",
+        "_turns",
+        "counts",
+        "lanes",
+        "period",
+    )
+
+    def __init__(self, counts: tuple[int, ...], lanes: int = 1) -> None:
+        self.counts, self.lanes, self.period = counts, lanes, sum(counts)
+        self._share = np.array(counts, np.int64)
+        self._lane: Ints | None = None
+        self._turn_slots: dict[int, Ints] = {}
+        classes = period_of(counts).astype(np.int64)
+        if lanes > 1 and len(counts) > 1:
+            hashes = keyed_hashes(np.arange(self.period), _LANE_KEY).reshape(-1, lanes)
+            self._lane = np.argsort(hashes, axis=1).ravel().astype(np.int64)
+            classes = classes * lanes + self._lane
+        # Slots by class (a source, or a source and a lane), ascending in each, each as class * period + slot.
+        members = np.argsort(classes, kind="stable")
+        self._keys = classes[members] * self.period + members
+        sizes = np.bincount(
+            classes, minlength=len(counts) * (lanes if self._lane is not None else 1)
+        )
+        self._begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        self._occurrence = np.empty(self.period, np.int32)
+        self._occurrence[members] = np.arange(self.period) - np.repeat(self._begins[:-1], sizes)
+        if self._lane is not None:
+            # turns[s, i]: slots of source s in the lanes before i, twice around.
+            table = sizes.reshape(len(counts), lanes)
+            twice = np.cumsum(np.concatenate([table, table], axis=1), axis=1)
+            self._turns = np.concatenate([np.zeros((len(counts), 1), np.int64), twice], axis=1)
+
+    def at(self, positions: Ints) -> tuple[NDArray[np.int64], Ints, Ints]:
+        """(source, lane, index) of positions: index counts the earlier ones of that source and lane."""
+        turn, slot = np.divmod(positions, self.period)
+        sources = period_of(self.counts)[slot].astype(np.int64)
+        if self._lane is None:
+            indices = turn * self._share[sources] + self._occurrence[slot]
+            if self.lanes == 1:
+                return sources, np.zeros(len(positions), np.int64), indices
+            return sources, positions % self.lanes, positions // self.lanes
+        lanes = (self._lane[slot] + turn) % self.lanes
+        return sources, lanes, self._earlier(sources, lanes, turn) + self._occurrence[slot]
+
+    def _earlier(self, sources: Ints, lanes: Ints, turn: Ints) -> Ints:
+        """Slots of sources in lanes in the periods before ``turn``."""
+        rounds, inside = np.divmod(turn, self.lanes)
+        last = lanes + self.lanes + 1
+        part: Ints = self._turns[sources, last] - self._turns[sources, last - inside]
+        return rounds * self._share[sources] + part
+
+    def count(self, position: int) -> Ints:
+        """How many positions before this one each source and lane has had, int64 [sources, lanes]."""
+        sources = np.repeat(np.arange(len(self.counts)), self.lanes)
+        lanes = np.tile(np.arange(self.lanes), len(self.counts))
+        shape = (len(self.counts), self.lanes)
+        turn, slot = divmod(position, self.period)
+        if len(self.counts) == 1:
+            whole, rest = divmod(position, self.lanes)
+            return (whole + (np.arange(self.lanes) < rest)).reshape(shape)
+        if self._lane is None:
+            classes, before = sources, turn * self._share
+        else:
+            turns = np.full(len(sources), turn)
+            classes = sources * self.lanes + (lanes - turn) % self.lanes
+            before = self._earlier(sources, lanes, turns)
+        inside = self._keys.searchsorted(classes * self.period + slot) - self._begins[classes]
+        served: Ints = before + inside
+        return served.reshape(shape)
+
+    def turns(self, source: int, positions: Ints) -> Ints:
+        """Which turn of a source each of its positions is, counted over all lanes from 0."""
+        if len(self.counts) == 1:
+            return positions
+        period, slot = np.divmod(positions, self.period)
+        turns: Ints = period * self.counts[source] + self._slots_of(source).searchsorted(slot)
+        return turns
+
+    def turn(self, source: int, number: int) -> int:
+        """The position of a turn of a source: the way back of :meth:`turns`."""
+        if len(self.counts) == 1:
+            return number
+        period, rest = divmod(number, self.counts[source])
+        return period * self.period + int(self._slots_of(source)[rest])
+
+    def _slots_of(self, source: int) -> Ints:
+        if source not in self._turn_slots:
+            self._turn_slots[source] = np.flatnonzero(period_of(self.counts) == source)
+        return self._turn_slots[source]
+
+    def place(self, source: int, lane: int, index: int) -> int:
+        """The position that is number ``index`` of a source and lane: the way back of :meth:`at`."""
+        if len(self.counts) == 1:
+            return index * self.lanes + lane
+        turn, rest = divmod(index, self.counts[source])
+        group = source
+        if self._lane is not None:
+            row = self._turns[source]
+            ends = (
+                row[lane + self.lanes + 1] - row[lane + self.lanes + 1 - np.arange(self.lanes + 1)]
+            )
+            inside = int(np.searchsorted(ends, rest, side="right")) - 1
+            rest -= int(ends[inside])
+            group = source * self.lanes + (lane - inside) % self.lanes
+            turn = turn * self.lanes + inside
+        return (turn - group) * self.period + int(self._keys[self._begins[group] + rest])

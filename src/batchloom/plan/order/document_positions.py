@@ -1,0 +1,115 @@
+"""When a document is seen: the way back from a document to positions, by inverting every step of the order."""
+
+from dataclasses import dataclass
+
+from batchloom.plan.order.plan import Plan
+from batchloom.plan.order.source_order import SourceOrder
+from batchloom.plan.order.timeline import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One sequence that holds a document.
+
+    Attributes:
+        step: the step.
+        row: its place in the step, counted over all ranks.
+        position: its position in the run.
+        epoch: the pass over its source, from 0.
+    """
+
+    step: int
+    row: int
+    position: int
+    epoch: int
+
+
+def seen(plan: Plan, number: int, document: int, last_step: int) -> list[Seen]:
+    """Every sequence up to a step that holds a document, past and future, in order.
+
+    Counts the sequences of every pool of the source where that has not been done.
+
+    Args:
+        plan: the order.
+        number: of the source in the plan.
+        document: of the source.
+        last_step: the last step of interest.
+    """
+    last = min(last_step, plan.steps - 1)
+    end = plan.positions_of(last)[1]
+    # What a window holds is served anywhere in it.
+    end = min(plan.grouped.window(end - 1)[1], plan.positions)
+    plan.timeline.segment_at(max(end - 1, 0))
+    segments = [s for s in plan.timeline.segments() if number in s.sources.tolist()]
+    found: list[Seen] = []
+    for era in sorted({segment.era for segment in segments}):
+        mine = [segment for segment in segments if segment.era == era]
+        found += _in_era(plan, mine, (number, document), end)
+    found = [one for one in found if one.step <= last]
+    return sorted(found, key=lambda one: one.position)
+
+
+def _in_era(plan: Plan, segments: list[Segment], what: tuple[int, int], end: int) -> list[Seen]:
+    number, document = what
+    order = plan.order(number, segments[0].era)
+    epoch, epochs = order.first_epoch, plan.epochs_of(number)
+    found = [
+        one
+        for lane, index, of in order.rest_indices(document)
+        if (epochs is None or of < epochs)
+        and (one := _seen_at(plan, segments, (number, lane, index), of))
+    ]
+    while (epochs is None or epoch < epochs) and _begins_before(
+        plan, order, segments, number, epoch, end
+    ):
+        found += [
+            one
+            for lane, index in order.indices(document, epoch)
+            if (one := _seen_at(plan, segments, (number, lane, index), epoch))
+        ]
+        epoch += 1
+    return [_moved(plan, one) for one in found if one.position < end]
+
+
+def _moved(plan: Plan, one: Seen) -> Seen:
+    """Where a sequence is served by its length, if rows are grouped by it."""
+    position = plan.served_at(one.position)
+    if position == one.position:
+        return one
+    return Seen(*plan.course.step_at(position), position, one.epoch)
+
+
+def _begins_before(
+    plan: Plan, order: SourceOrder, segments: list[Segment], number: int, epoch: int, end: int
+) -> bool:
+    """Whether an epoch of a source has begun before a position, in any lane."""
+    if not order.counted:
+        order.count_all()
+    last = segments[-1]
+    until = min(plan.timeline.until(last) or end, end)
+    served = last.served(max(until, last.position))[number]
+    return bool((served > order.quotas(epoch)).any())
+
+
+def _seen_at(
+    plan: Plan, segments: list[Segment], sequence: tuple[int, int, int], epoch: int
+) -> Seen | None:
+    """Where a sequence of a source is served; None if it is not, since its step was left out or the source retired."""
+    number, lane, index = sequence
+    last = segments[-1]
+    tail = plan.timeline.tail(number, last, plan.timeline.until(last) or plan.timeline.sure)
+    turn = tail.turn(lane, index) if tail else None
+    for segment in reversed(segments):
+        position = (
+            segment.place(number, lane, index) if turn is None else segment.turn(number, turn)
+        )
+        if position is None:
+            continue
+        until = plan.timeline.until(segment)
+        if until is not None and position >= until:
+            return None
+        step, row = plan.course.step_at(position)
+        first, stop = plan.positions_of(step)
+        # A position that an edit skipped belongs to no step.
+        return Seen(step, row, position, epoch) if first + row == position < stop else None
+    return None

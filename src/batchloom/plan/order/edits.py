@@ -1,0 +1,145 @@
+"""Edits: what changes on a running job from a step on, and the journal that keeps them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from batchloom.core.errors import PlanError
+from batchloom.core.settings import is_text, nearest, raise_problems, set_wholes, shown, whole
+from batchloom.plan.mixture import Weights, weight_problems
+from batchloom.plan.packing import PlanSpec, inside_window, large_window
+
+_BOUNDS = {
+    "step": (0, 1 << 48),
+    "skip": (0, 1 << 48),
+    "global_batch_size": (1, 1 << 24),
+    "seq_len": (1, 1 << 24),
+}
+_CHANGES = ("weights", "skip", "ban", "global_batch_size", "seq_len")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One cut: what holds from a step on. Steps before it stay as they were.
+
+    Attributes:
+        step: the first step it holds for.
+        weights: new weights of a mixture, which replace all there were (and the stages still to come); a source that is
+            not named is retired, one that was not there is added, and each of the others goes on where it was.
+        skip: so many steps are left out: the step is what would have been step ``step + skip``.
+        ban: numbers of documents by source whose tokens are padding from here on, without loss; lengths and all
+            else stay in place.
+        global_batch_size: sequences of a step from here on.
+        seq_len: tokens of a sequence from here on: what each source has left of its pool is packed anew.
+        note: why, for whoever reads the journal.
+    """
+
+    step: int
+    weights: Weights | None = None
+    skip: int = 0
+    ban: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    global_batch_size: int | None = None
+    seq_len: int | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        problems = set_wholes(self, _BOUNDS)
+        if self.note and not is_text(self.note):
+            problems.append(f"note: {shown(self.note)} is no text")
+        object.__setattr__(self, "ban", _bans(self.ban, problems))
+        if not any(getattr(self, name) for name in _CHANGES) and self.weights is None:
+            problems.append(f"step: the edit changes nothing; give one of {', '.join(_CHANGES)}")
+        raise_problems(problems)
+
+
+def _bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
+    ready: dict[str, tuple[int, ...]] = {}
+    if not isinstance(ban, Mapping):
+        problems.append(f"ban: {shown(ban)} is no mapping of sources to numbers of documents")
+        return ready
+    for name, numbers in ban.items():
+        single = isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable)
+        given = [numbers] if single else list(numbers)
+        wholes = [whole(number) for number in given]
+        wrong = [n for n, w in zip(given, wholes, strict=True) if w is None or w < 0]
+        problems += [
+            f"ban.{name}: {shown(number)} is no number of a document" for number in wrong[:3]
+        ]
+        ready[str(name)] = tuple(sorted({w for w in wholes if w is not None and w >= 0}))
+    return ready
+
+
+def edit_plain(edit: Edit) -> dict[str, Any]:
+    """An edit as plain JSON values, without what it leaves as it is."""
+    plain: dict[str, Any] = {"step": edit.step}
+    for name in _CHANGES:
+        value = getattr(edit, name)
+        if value or (name == "weights" and value is not None):
+            plain[name] = value
+    if edit.ban:
+        plain["ban"] = {name: list(numbers) for name, numbers in edit.ban.items()}
+    return {**plain, "note": edit.note} if edit.note else plain
+
+
+def edit_from(plain: Mapping[str, Any]) -> Edit:
+    """The edit of plain values.
+
+    Raises:
+        SettingsError: it is none; every problem with its name.
+    """
+    known = [entry.name for entry in fields(Edit)]
+    problems = [
+        f"{name}: unknown setting{nearest(name, known)}" for name in plain if name not in known
+    ]
+    if "step" not in plain:
+        problems.append("step: missing")
+    raise_problems(problems)
+    return Edit(**plain)
+
+
+def check_edit(
+    edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec, sizes: Mapping[str, int]
+) -> None:
+    """Refuse an edit a plan cannot take.
+
+    Args:
+        edit: the edit.
+        stores: the stores of the plan's sources by name.
+        last: the step of the edit before it; edits are appended.
+        spec: of the plan.
+        sizes: documents of each source.
+
+    Raises:
+        SettingsError: every problem with its name.
+        PlanError: it lies before an earlier edit, or inside a window of ``group_by_length``.
+    """
+    problems = []
+    if edit.weights is not None:
+        problems += weight_problems(edit.weights, stores, "weights")
+    for name, numbers in edit.ban.items():
+        if name not in stores:
+            problems.append(f"ban.{name}: there is no such source{nearest(name, stores)}")
+        elif numbers and numbers[-1] >= sizes[name]:
+            problems.append(
+                f"ban.{name}: there is no document {numbers[-1]}; there are {sizes[name]}"
+            )
+    if edit.global_batch_size and edit.global_batch_size % spec.lanes:
+        problems.append(
+            f"global_batch_size: {edit.global_batch_size} is no multiple of lanes {spec.lanes}"
+        )
+    window = spec.group_by_length
+    if window and edit.global_batch_size:
+        problems += large_window(window, edit.global_batch_size)
+    if window and edit.skip % window:
+        problems.append(
+            f"skip: {edit.skip} steps are no whole windows of group_by_length {window}, inside which rows come by "
+            f"their length; {-(-edit.skip // window) * window} are"
+        )
+    raise_problems(problems)
+    if edit.step < last:
+        raise PlanError(
+            f"An edit at step {edit.step} lies before the edit at step {last}: edits are appended. Give a step from "
+            f"{last} on."
+        )
+    if window and edit.step % window:
+        raise PlanError(f"An edit at step {edit.step} lies {inside_window(edit.step, window)}")

@@ -1,0 +1,339 @@
+"""A plan in the order of lanes: over what a stream kept it repeats the stream."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from threading import RLock
+from typing import Any, NoReturn, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.wording import counted
+from batchloom.plan.mixture import PlanStore
+from batchloom.plan.order.edits import Edit
+from batchloom.plan.order.lanes import (
+    LANE_POOL_SIZE,
+    LANES_VERSION,
+    all_too_long,
+    check_lanes,
+    lane_pool_size,
+    lane_pool_start,
+    lane_rows,
+    lane_stretches,
+    no_sequence,
+    rank_lanes,
+)
+from batchloom.plan.order.plan_state import check_belongs, other_settings, refusing_no_state
+from batchloom.plan.order.row_windows import WHOLE
+from batchloom.plan.order.source_order import SourceOrder
+from batchloom.plan.order.timeline import Stretch, course_of
+from batchloom.plan.packing import (
+    ORDER_VERSION,
+    PlanSpec,
+    Rows,
+    join_rows,
+    reorder_rows,
+    slice_rows,
+)
+
+_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A pool of a lane, and the sequences of the lane before it."""
+
+    epoch: int
+    number: int
+    before: int
+
+
+@final
+class _Lane:
+    """One lane: which documents its pools hold, and where its sequences are."""
+
+    def __init__(self, plan: "LanePlan", lane: int) -> None:
+        self._plan, self.lane = plan, lane
+        self._known = [_Pool(0, 0, 0)]
+        self._entered: dict[tuple[int, int], Rows] = {}
+
+    def begin(self, pool: _Pool) -> None:
+        """Know of a pool that another run has come to."""
+        at = bisect_right(self._known, pool.before, key=lambda one: one.before)
+        if pool not in self._known[max(at - 1, 0) : at]:
+            self._known.insert(at, pool)
+
+    def documents(self, epoch: int, number: int) -> NDArray[np.int64]:
+        """Numbers in the store of the documents of a pool, in the order they are read."""
+        plan, spec = self._plan, self._plan.spec
+        order = lane_stretches(len(plan.bounds) - 1, plan.lanes, spec, self.lane, epoch)
+        first = plan.bounds[:-1][order]
+        sizes = plan.bounds[1:][order] - first
+        ends = np.cumsum(sizes)
+        start = lane_pool_start(spec, epoch, number)
+        stop = min(start + lane_pool_size(spec, epoch, number), int(ends[-1]) if len(ends) else 0)
+        if start >= stop:
+            return np.empty(0, np.int64)
+        a, b = (int(one) for one in np.searchsorted(ends, [start + 1, stop]))
+        pieces = [
+            np.arange(
+                first[at] + max(start - int(ends[at] - sizes[at]), 0),
+                first[at] + min(stop - int(ends[at] - sizes[at]), int(sizes[at])),
+            )
+            for at in range(a, b + 1)
+        ]
+        return np.concatenate(pieces)
+
+    def rows(self, epoch: int, number: int) -> Rows | None:
+        """The rows of a pool; None where the epoch has ended before it."""
+        if (epoch, number) in self._entered:
+            return self._entered[epoch, number]
+        documents = self.documents(epoch, number)
+        if not len(documents):
+            return None
+        plan = self._plan
+        found = lane_rows(plan.store.lengths.take(documents), plan.spec, self.lane, epoch, number)
+        rows = Rows(
+            found.pointers,
+            found.sources,
+            documents[found.documents],
+            found.starts,
+            found.lengths,
+            found.places,
+        )
+        while len(self._entered) >= _KEPT:
+            del self._entered[next(iter(self._entered))]
+        self._entered[epoch, number] = rows
+        return rows
+
+    def _nothing(self, epoch: int) -> tuple[str, str]:
+        """Why an epoch gives no sequence, and what would mend it."""
+        documents, shortest, number = 0, 0, 0
+        while len(found := self.documents(epoch, number)):
+            least = int(self._plan.store.lengths.take(found).min())
+            shortest = min(shortest, least) if documents else least
+            documents, number = documents + len(found), number + 1
+        if documents:
+            return all_too_long(documents, shortest, self._plan.spec)
+        return "it was dealt no document", "Give more input"
+
+    def locate(self, sequence: int) -> tuple[_Pool, Rows]:
+        """The pool that holds a sequence of the lane."""
+        at = bisect_right(self._known, sequence, key=lambda one: one.before)
+        pool, barren = self._known[at - 1], 0
+        while True:
+            rows = self.rows(pool.epoch, pool.number)
+            if rows is None:
+                barren += 1
+                if barren > 1:
+                    raise no_sequence(self.lane, self._plan.lanes, *self._nothing(pool.epoch))
+                pool = _Pool(pool.epoch + 1, 0, pool.before)
+                continue
+            if len(rows):
+                barren = 0
+            if sequence < pool.before + len(rows):
+                self.begin(pool)
+                return pool, rows
+            pool = _Pool(pool.epoch, pool.number + 1, pool.before + len(rows))
+
+
+@final
+class LanePlan:
+    """The order of lanes over one store; see :mod:`batchloom.plan.order.lanes`. Threads may share it.
+
+    Args:
+        store: anything with ``lengths`` and a ``fingerprint``.
+        spec: settings of the order; ``steps`` must be given, ``block`` plays no part.
+        lanes: a divisor of ``global_batch_size``.
+        bounds: number of the first document of each stretch, and of documents, int64 [stretches + 1].
+
+    Raises:
+        PlanError: lanes that do not fit, or stretches that are not those of this store.
+    """
+
+    def __init__(
+        self, store: PlanStore, spec: PlanSpec, *, lanes: int, bounds: NDArray[np.int64]
+    ) -> None:
+        check_lanes(lanes, spec.global_batch_size)
+        if spec.group_by_length:
+            raise not_of_lanes("cannot be grouped by length")
+        self.store, self.lanes, self.bounds = store, lanes, bounds
+        self.spec = replace(spec, lanes=lanes, pool_size=spec.pool_size or LANE_POOL_SIZE)
+        self.data, self.stores = store, {"data": store}
+        self.edits: tuple[()] = ()
+        first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
+        self.course = course_of({"data": 1.0}, first, (), ())
+        if spec.steps is None:
+            raise PlanError("A plan in the order of lanes has no epochs of its own: give steps.")
+        if int(bounds[-1]) != store.lengths.size or (np.diff(bounds) < 0).any():
+            raise PlanError(
+                f"The stretches end at document {int(bounds[-1])} and the subset has {store.lengths.size}: it is not "
+                "what a stream kept, or documents were appended or moved since."
+            )
+        self._lanes = [_Lane(self, lane) for lane in range(lanes)]
+        self._lock = RLock()
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        return (
+            f"LanePlan({counted(self.lanes, 'lane')}, {self.steps:,} steps of {spec.global_batch_size:,} sequences of "
+            f"{spec.seq_len:,} tokens, packing {spec.packing}, seed {spec.seed})"
+        )
+
+    def edited(self, edit: Edit) -> NoReturn:
+        """Refuse an edit.
+
+        Raises:
+            PlanError: always.
+        """
+        self.with_edits((edit,))
+
+    def with_edits(self, _edits: Sequence[Edit]) -> NoReturn:
+        """Refuse edits: the order repeats a stream, which has none.
+
+        Raises:
+            PlanError: always.
+        """
+        raise not_of_lanes("takes no edits")
+
+    def twin(self) -> "LanePlan":
+        """The same plan, for after a fork."""
+        return LanePlan(self.store, self.spec, lanes=self.lanes, bounds=self.bounds)
+
+    @property
+    def has_counts(self) -> bool:
+        """Nothing is counted: every lane is walked from the nearest pool that is known."""
+        return True
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return int(self.spec.steps or 0)
+
+    def has_step(self, step: int) -> bool:
+        """Whether the run has this step."""
+        return 0 <= step < self.steps
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Every field that decides the order."""
+        plain = {
+            k: v
+            for k, v in self.spec.identity_fields().items()
+            if k not in ("epochs", "steps", "last", "block", "group_by_length")
+        }
+        return {
+            "order_version": ORDER_VERSION,
+            "lanes_version": LANES_VERSION,
+            "spec": {**plain, "order": "lanes"},
+            "sources": {
+                "data": {
+                    "store": self.store.fingerprint,
+                    "documents": self.store.lengths.size,
+                    "stretches": fingerprint(self.bounds.tolist()),
+                }
+            },
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits that name the order."""
+        return fingerprint(self.identity)
+
+    def orders(self) -> list[SourceOrder]:
+        """Sources whose pools are counted: none."""
+        return []
+
+    def spec_at(self, _step: int) -> PlanSpec:
+        """The settings that hold at a step."""
+        return self.spec
+
+    def positions_of(self, step: int) -> tuple[int, int]:
+        """First and last + 1 of the positions of a step."""
+        size = self.spec.global_batch_size
+        return step * size, (step + 1) * size
+
+    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+        """The positions of a part of ``start`` to ``stop - 1``: (r, R) is of those that are r modulo R."""
+        rank, ranks = part
+        return np.arange(start + (rank - start) % ranks, stop, ranks)
+
+    def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
+        """The rows of positions ``start`` to ``stop - 1``, or of a part of them."""
+        with self._lock:
+            return self._rows(self.positions_in(start, stop, part))
+
+    def _rows(self, positions: NDArray[np.int64]) -> Rows:
+        pieces, places = [], []
+        for lane in np.unique(positions % self.lanes).tolist():
+            mine = np.flatnonzero(positions % self.lanes == lane)
+            sequence, last = (int(positions[at]) // self.lanes for at in (mine[0], mine[-1]))
+            while sequence <= last:
+                pool, rows = self._lanes[lane].locate(sequence)
+                end = min(pool.before + len(rows), last + 1)
+                pieces.append(slice_rows(rows, sequence - pool.before, end - pool.before))
+                sequence = end
+            places.append(mine)
+        joined = join_rows(pieces, len(positions))
+        return reorder_rows(joined, np.argsort(np.concatenate(places or [np.empty(0, np.int64)])))
+
+    def epochs(self, position: int) -> dict[str, float]:
+        """Whole passes of the first lane before a position."""
+        with self._lock:
+            pool, _ = self._lanes[0].locate(-(-position // self.lanes))
+        return {"data": float(pool.epoch)}
+
+    def state(self, position: int) -> dict[str, Any]:
+        """A position as plain JSON values, with what it takes to go on there at once."""
+        cursors = {}
+        with self._lock:
+            for lane in self._lanes:
+                pool, _ = lane.locate(-(-(position - lane.lane) // self.lanes))
+                cursors[str(lane.lane)] = [pool.epoch, pool.number, pool.before]
+        plain = {
+            "order_version": ORDER_VERSION,
+            "fingerprint": self.fingerprint,
+            "identity": self.identity,
+            "position": position,
+            "lanes": cursors,
+        }
+        return {**plain, "check": fingerprint(plain)}
+
+    def resume(self, state: dict[str, Any]) -> int:
+        """Check a state against this plan; the position to go on with.
+
+        Raises:
+            StateError: it is none, of another plan (names each field that differs), or was changed.
+        """
+        with refusing_no_state():
+            theirs = state["identity"]
+            named, position = state["fingerprint"], int(state["position"])
+        ours = self.identity
+        check_belongs(state, self.fingerprint, lambda: other_settings(theirs, ours, named))
+        with refusing_no_state():
+            pools = [_Pool(*state["lanes"][str(lane)]) for lane in rank_lanes(self.lanes, 0, 1)]
+        with self._lock:
+            for lane, pool in zip(self._lanes, pools, strict=True):
+                lane.begin(pool)
+        return position
+
+
+def not_of_lanes(what: str) -> PlanError:
+    """What is said where the order of lanes cannot do what a plan of pools can."""
+    return PlanError(
+        f"A plan in the order of lanes {what}: it repeats a stream and nothing else. Make a plan of pools over the "
+        "store (order='pools', another order of the same documents)."
+    )
+
+
+def refuse_lanes(plan: object, what: str) -> None:
+    """Refuse a plan in the order of lanes.
+
+    Raises:
+        PlanError: it is one.
+    """
+    if isinstance(plan, LanePlan):
+        raise not_of_lanes(what)

@@ -1,0 +1,78 @@
+"""What contradicts itself in the settings of a run, told before anything is planned."""
+
+from collections.abc import Mapping, Sequence
+
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.plan.mixture import Mixture, PlanStore, Weights, by_size
+from batchloom.plan.order.edits import Edit, check_edit
+from batchloom.plan.packing import PlanSpec
+
+_CAPPED = (
+    "are bounded by most_epochs for the tokens the run had: an edit of its sizes gives numbers, too"
+)
+
+
+def check_run(
+    data: PlanStore | Mixture,
+    stores: Mapping[str, PlanStore],
+    spec: PlanSpec,
+    edits: Sequence[Edit],
+) -> None:
+    """Refuse data, settings and edits that cannot be a run.
+
+    Args:
+        data: one store, or a mixture.
+        stores: of its sources by name.
+        spec: settings of the order.
+        edits: in the order they were appended.
+
+    Raises:
+        PlanError: a source without documents; an edit before an earlier one.
+        SettingsError: settings that contradict the mixture, or an edit that cannot be.
+    """
+    mixture = data if isinstance(data, Mixture) else None
+    for name, store in stores.items():
+        if not store.lengths.size:
+            what = f"Source {name!r}" if mixture else "The store"
+            raise PlanError(f"{what} has no documents in this subset; there is nothing to plan.")
+    if mixture and spec.epochs is not None:
+        raise SettingsError(
+            ["epochs: the sources of a mixture have epochs of their own (SourceSpec); give steps"]
+        )
+    if mixture and spec.steps is None and mixture.exhausted == "repeat":
+        raise SettingsError(
+            [
+                "steps: missing; a mixture that repeats its sources has no end of its own (exhausted='stop' has)"
+            ]
+        )
+    sizes = {name: store.lengths.size for name, store in stores.items()}
+    last = 0
+    weights: Weights = mixture.weights if mixture else {}
+    for edit in edits:
+        if edit.weights is not None and mixture is None:
+            raise SettingsError(
+                ["weights: one store has none; start with a Mixture to change them"]
+            )
+        check_edit(edit, stores, last, spec, sizes)
+        if edit.weights is not None:
+            weights = edit.weights
+        if mixture and mixture.most_epochs and by_size(weights) and _resizes(edit):
+            raise SettingsError([f"weights: missing; those by size {_CAPPED}"])
+        last = edit.step
+
+
+def _resizes(edit: Edit) -> bool:
+    return bool(edit.global_batch_size or edit.seq_len or edit.skip)
+
+
+def refuse_past_end(edit: Edit, steps: int | None) -> None:
+    """Refuse an edit beyond the end of a run that goes on: it would let no other come before it.
+
+    Raises:
+        PlanError: it lies there.
+    """
+    if steps is not None and edit.step > steps:
+        raise PlanError(
+            f"The run has {steps:,} steps, and an edit at step {edit.step:,} would let none come before it. Give a "
+            f"step of at most {steps:,}; or edit it when the run is made longer."
+        )

@@ -1,0 +1,210 @@
+"""Which positions and which tokens a process holds: arithmetic, the same on every machine."""
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.core.settings import nearest, raise_problems, set_wholes
+
+Uneven = Literal["refuse", "pad"]
+Slices = Literal["contiguous", "zigzag"]
+
+# The fastest first, as Megatron and DeepSpeed number their processes.
+MESH_ORDER = ("tensor", "context", "data", "pipeline")
+_MOST_PEERS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stands: what it is given depends on nothing else.
+
+    Attributes:
+        rank: data-parallel rank.
+        world_size: data-parallel ranks.
+        context_rank: its place among the processes that share the rows of a data-parallel rank.
+    """
+
+    rank: int
+    world_size: int
+    context_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """How the processes of a run stand together, where they are more than data-parallel ranks.
+
+    Tensor- and pipeline-parallel peers are given the same; context-parallel peers the same rows, each
+    its slice of them.
+
+    Attributes:
+        tensor: tensor-parallel size.
+        context: context-parallel size.
+        pipeline: pipeline-parallel size.
+        slices: which part of a row (of a document in the varlen form) is a context rank's: of C,
+            ``contiguous`` gives rank c the c-th of C equal stretches, ``zigzag`` the c-th and the
+            c-th last of 2C, which costs all of them the same under a causal mask.
+        order: how processes are numbered, the fastest first.
+    """
+
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    slices: Slices = "contiguous"
+    order: tuple[str, ...] = MESH_ORDER
+
+    def __post_init__(self) -> None:
+        sizes = dict.fromkeys(("tensor", "context", "pipeline"), (1, _MOST_PEERS))
+        problems = set_wholes(self, sizes)
+        if self.slices not in Slices.__args__:  # type: ignore[attr-defined]
+            known = Slices.__args__  # type: ignore[attr-defined]
+            hint = nearest(str(self.slices), known)
+            problems.append(f"slices: {self.slices!r} is none of {', '.join(known)}{hint}")
+        if sorted(self.order) != sorted(MESH_ORDER):
+            problems.append(
+                f"order: {self.order!r} does not name {', '.join(MESH_ORDER)}, each once"
+            )
+        raise_problems([f"mesh.{problem}" for problem in problems])
+
+    @property
+    def peers(self) -> int:
+        """Processes that share one data-parallel rank."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def cuts(self) -> int:
+        """Equal parts that a row is cut in; its tokens must be a multiple."""
+        if self.context == 1:
+            return 1
+        return self.context * (2 if self.slices == "zigzag" else 1)
+
+    def place(self, rank: int, world_size: int) -> Place:
+        """Where process ``rank`` of ``world_size`` stands.
+
+        Raises:
+            PlanError: no such process, or a number of processes that is no multiple of the peers.
+        """
+        _check_rank(rank, world_size)
+        if world_size % self.peers:
+            below = world_size // self.peers * self.peers
+            sizes = " or ".join(str(size) for size in (below, below + self.peers) if size)
+            raise PlanError(
+                f"{world_size} processes cannot stand in a mesh of tensor {self.tensor} x context {self.context} x "
+                f"pipeline {self.pipeline}: each data-parallel rank takes {self.peers} of them. {sizes} can."
+            )
+        data = world_size // self.peers
+        sizes_of = {
+            "tensor": self.tensor,
+            "context": self.context,
+            "pipeline": self.pipeline,
+            "data": data,
+        }
+        at = {}
+        for name in self.order:
+            rank, at[name] = divmod(rank, sizes_of[name])
+        return Place(at["data"], data, at["context"])
+
+
+DATA_PARALLEL = Mesh()
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise PlanError(
+            f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1."
+        )
+
+
+def divisors(number: int) -> list[int]:
+    """The numbers that divide a number, from the smallest."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _near(number: int, wanted: int) -> str:
+    """The six divisors of a number that are nearest to the one that was wanted."""
+    return ", ".join(map(str, sorted(sorted(divisors(number), key=lambda n: abs(n - wanted))[:6])))
+
+
+def check_world(
+    global_batch_size: int, rank: int, world_size: int, uneven: Uneven = "refuse"
+) -> None:
+    """Refuse a rank or a world size the batch cannot be dealt to.
+
+    Raises:
+        PlanError: names the world sizes that would fit.
+    """
+    _check_rank(rank, world_size)
+    if uneven == "refuse" and global_batch_size % world_size:
+        below = global_batch_size // world_size * world_size
+        sizes = [str(s) for s in (below, below + world_size) if s]
+        raise PlanError(
+            f"global_batch_size {global_batch_size} cannot be dealt evenly to {world_size} ranks. World sizes that "
+            f"divide it: {_near(global_batch_size, world_size)}; global batch sizes near it that would: "
+            f"{', '.join(sizes)}. Or fill up with rows that carry no loss: uneven='pad'."
+        )
+
+
+def rows_of_rank(
+    global_batch_size: int,
+    world_size: int,
+    micro_batch_size: int | None = None,
+    uneven: Uneven = "refuse",
+) -> int:
+    """Rows of each rank's batches: the same on all of them, those without loss included.
+
+    Raises:
+        PlanError: ``micro_batch_size`` does not divide them, and nothing may be filled up.
+    """
+    rows = -(-global_batch_size // world_size)
+    micro = micro_batch_size or rows
+    if rows % micro and uneven == "refuse":
+        raise PlanError(
+            f"A rank's {rows} rows of a step (global_batch_size {global_batch_size} over {world_size} ranks) cannot be "
+            f"cut into micro-batches of {micro}. Sizes that divide it: {_near(rows, micro)}. Or fill up with rows that "
+            "carry no loss: uneven='pad'."
+        )
+    return -(-rows // micro) * micro
+
+
+def rank_positions(
+    step: int, global_batch_size: int, rank: int, world_size: int
+) -> tuple[int, int]:
+    """First and last + 1 of the positions that a rank holds of a step.
+
+    Stretches as equal as they can be: where the world size does not divide the batch, some hold one more.
+    """
+    start = step * global_batch_size
+    first, stop = (n * global_batch_size // world_size for n in (rank, rank + 1))
+    return start + first, start + stop
+
+
+def slice_indices(lengths: NDArray[np.int64], mesh: Mesh, context_rank: int) -> NDArray[np.int64]:
+    """Which tokens of stretches that lie back to back are a context rank's, in order.
+
+    Each stretch is sliced by itself. Of one stretch ``zigzag`` is what Megatron's
+    ``get_batch_on_this_cp_rank`` takes, of several what TransformerEngine's
+    ``thd_get_partitioned_indices`` does; ``contiguous`` is that of ring attention without load balancing.
+
+    Args:
+        lengths: tokens of each stretch, each a multiple of ``mesh.cuts``, int64 [N].
+        mesh: how many context ranks there are, and the slices.
+        context_rank: which of them.
+
+    Returns:
+        int64 [sum of lengths / mesh.context].
+    """
+    own = lengths // mesh.context
+    begins, own_begins = np.cumsum(lengths) - lengths, np.cumsum(own) - own
+    shift = begins - own_begins
+    if mesh.slices == "contiguous" or mesh.context == 1:
+        return np.arange(int(own.sum())) + np.repeat(shift + context_rank * own, own)
+    half = own // 2
+    # From the chunk of the first half to that of the second, past the halves of the ranks between.
+    first = shift + context_rank * half
+    second = shift + (2 * mesh.context - 2 - context_rank) * half
+    halves = np.repeat(half, 2)
+    return np.arange(int(own.sum())) + np.repeat(np.stack([first, second], 1).ravel(), halves)

@@ -1,0 +1,172 @@
+"""Dealing the rows of a step to ranks so that they cost each of them about the same.
+
+Attention costs a span the square of its tokens. Rows are taken from the costliest down, each by the
+rank that has least so far and still has room: longest-processing-time first (Graham: Bounds on
+Multiprocessing Timing Anomalies, SIAM J. Appl. Math. 1969) with a bound on the rows of a rank.
+
+Where rows cost several kinds of work, of which ranks wait for each other in each (attention, and the tower that
+media go through), each is counted as a part of all of it in the step, and a row goes to the rank whose largest part
+stays least: the greedy rule for vectors (Chekuri and Khanna: On Multidimensional Packing Problems, SIAM J. Comput.
+2004).
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.plan.packing import Rows
+
+# Of each row, [B]; of several kinds of work [K, B].
+Costs = NDArray[np.int64]
+# All of a kind of work in a step, of which rows cost a part.
+_WHOLE, _SUM_BITS = 1 << 30, 32
+_FULL = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """The most that a rank has of the cost of a step, over the mean of all ranks; 1 is none.
+
+    Where rows cost several kinds of work it is that of the kind that lies most unevenly.
+
+    Attributes:
+        in_order: dealt in stretches, as without balancing.
+        dealt: dealt as it is.
+    """
+
+    in_order: float
+    dealt: float
+
+
+def row_costs(rows: Rows) -> NDArray[np.int64]:
+    """Sum of the squared lengths of each row's spans, int64 [R]."""
+    sums = np.zeros(len(rows.lengths) + 1, np.int64)
+    np.cumsum(rows.lengths * rows.lengths, out=sums[1:])
+    return sums[rows.pointers[1:]] - sums[rows.pointers[:-1]]
+
+
+def stretches(rows: int, world_size: int) -> NDArray[np.int64]:
+    """The rank of each row of a step, dealt in stretches (see ``ranks.rank_positions``), int64 [rows]."""
+    bounds = np.arange(world_size + 1) * rows // world_size
+    return np.repeat(np.arange(world_size), np.diff(bounds))
+
+
+def balanced(costs: Costs, world_size: int) -> NDArray[np.int64]:
+    """The rank of each row of a step, so that ranks cost about the same; at most ceil(B / ranks) rows each.
+
+    A function of its arguments alone: every rank computes it for itself. Never worse than in stretches, of several
+    kinds of work by the one that lies most unevenly.
+
+    Args:
+        costs: of each row, in the order of positions, int64 [B]; of several kinds of work int64 [K, B].
+        world_size: number of data-parallel ranks.
+
+    Returns:
+        int64 [B].
+    """
+    parts = _parts(costs)
+    plain = stretches(parts.shape[1], world_size)
+    order = costliest_first(costs)
+    deal = _to_least if len(parts) == 1 else _to_least_of_all
+    dealt = deal(parts, order, world_size)
+    worst = imbalance(costs, plain, world_size)
+    return dealt if imbalance(costs, dealt, world_size) < worst else plain
+
+
+def costliest_first(costs: Costs) -> NDArray[np.int64]:
+    """The rows of a step from the costliest down, equal ones by position, int64 [B].
+
+    Of several kinds of work a row counts by its largest part, then by all its parts together.
+    """
+    parts = _parts(costs)
+    if len(parts) == 1:
+        return np.argsort(-parts[0], kind="stable")
+    return np.lexsort((-parts.sum(axis=0), -parts.max(axis=0)))
+
+
+def max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> int:
+    """The cost of the rank that has most."""
+    return int(_loads(costs, ranks, world_size).max())
+
+
+def imbalance(costs: Costs, ranks: NDArray[np.int64], world_size: int) -> float:
+    """The most that a rank has over the mean of all; 1 where there is no cost. Of several kinds of work the largest."""
+    return max(
+        max_load(line, ranks, world_size) * world_size / total
+        if (total := int(line.sum()))
+        else 1.0
+        for line in np.atleast_2d(costs)
+    )
+
+
+def _parts(costs: Costs) -> NDArray[np.int64]:
+    """Costs that can be held against each other, int64 [K, B]: what one kind costs as it is, several as parts of all.
+
+    A kind of which there is none plays no part.
+    """
+    lines = np.atleast_2d(costs)
+    some = [line for line in lines if line.any()]
+    if len(some) < 2:
+        return np.stack(some) if some else lines[:1]
+    totals = [int(line.sum()) for line in some]
+    return np.array(
+        [
+            # As whole numbers of any size: squares of long rows would not fit 64 bits.
+            [cost * _WHOLE // total for cost in line.tolist()]
+            for line, total in zip(some, totals, strict=True)
+        ],
+        np.int64,
+    )
+
+
+def _loads(
+    costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int
+) -> NDArray[np.int64]:
+    loads = np.zeros(world_size, np.int64)
+    np.add.at(loads, ranks, costs)
+    return loads
+
+
+def _to_least(
+    parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int
+) -> NDArray[np.int64]:
+    """Each row to the rank that has least."""
+    costs = parts[0]
+    most = -(-len(costs) // world_size)
+    rows = [0] * world_size
+    # A rank in the queue is one number: its load, then its own.
+    queue = list(range(world_size))
+    dealt = []
+    for cost in costs[order].tolist():
+        rank = queue[0] % world_size
+        dealt.append(rank)
+        rows[rank] += 1
+        if rows[rank] < most:
+            heapq.heapreplace(queue, queue[0] + cost * world_size)
+        else:
+            heapq.heappop(queue)
+    ranks = np.empty(len(costs), np.int64)
+    ranks[order] = dealt
+    return ranks
+
+
+def _to_least_of_all(
+    parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int
+) -> NDArray[np.int64]:
+    """Each row to the rank whose largest part of any kind of work, then all whose parts, are least with it."""
+    kinds, count = parts.shape
+    most = -(-count // world_size)
+    loads, rows = np.zeros((kinds, world_size), np.int64), np.zeros(world_size, np.int64)
+    ranks = np.empty(count, np.int64)
+    for row in order.tolist():
+        would = loads + parts[:, row, None]
+        # Parts add up to at most kinds x 2**30, so that both fit into one number.
+        key = (would.max(axis=0) << _SUM_BITS) + would.sum(axis=0)
+        key[rows == most] = _FULL
+        rank = int(key.argmin())
+        loads[:, rank] = would[:, rank]
+        rows[rank] += 1
+        ranks[row] = rank
+    return ranks

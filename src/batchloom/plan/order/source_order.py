@@ -1,0 +1,532 @@
+"""The endless order of one source: which rows sequence number ``index`` of one of its lanes is.
+
+A source's pools are dealt to the lanes, pool k to lane k mod K. In an epoch each lane serves its own pools in the
+epoch's order; lanes hold unequal numbers of sequences and are asked for equal ones, so the last sequences of
+those that have more go to those that have fewer: each sequence is served once an epoch, and nearly all by
+their own lane.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.plan.mixture import PlanStore
+from batchloom.plan.packing import ORDER_VERSION, PlanSpec, Pools, Rows, slice_rows
+
+Ints = NDArray[np.int64]
+
+_KEPT_EPOCHS = 2
+_KEPT_ANCHORS = 1024
+
+
+class Cursor(NamedTuple):
+    """A pool in the order of a lane: its epoch, its place there, the sequences of the lane before it."""
+
+    epoch: int
+    slot: int
+    before: int
+
+
+class Found(NamedTuple):
+    """Where a sequence stands: a pool of an epoch, the row in it, and how many follow it there in the lane.
+
+    ``pool`` -1 - k is what an edit left of older pools of lane k. ``cursor`` is None there, and for what another lane
+    lends.
+    """
+
+    pool: int
+    epoch: int
+    row: int
+    run: int
+    cursor: Cursor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch: per lane its pools in order, and (once counted) the sequences up to the end of each.
+
+    ``rests`` of them are what an edit left. Pools before ``begins`` have no sequences.
+    """
+
+    orders: tuple[Ints, ...]
+    ends: tuple[Ints, ...]
+    rests: tuple[int, ...]
+
+    def has(self, lane: int) -> int:
+        """Sequences of a lane's own."""
+        return int(self.ends[lane][-1]) if self.ends[lane].size else self.rests[lane]
+
+
+class Known(NamedTuple):
+    """What an order has found out of its pools: their counts and sum, and places in its lanes."""
+
+    counts: Ints
+    total: int
+    anchors: tuple[tuple[Cursor, ...], ...]
+
+
+@final
+class SourceOrder:
+    """One source under one spec, from a cursor on.
+
+    Args:
+        name: of the source, part of every key.
+        store: its documents.
+        spec: settings; of these ``lanes``, what :class:`Pools` reads, and ``seq_len``.
+        rests: rows of each lane that come first: what was left of pools when an edit packed anew.
+        begins: the first whole pool of each lane after them; ``before`` is the length of its rest.
+        spent: tokens that the sequences served before them held at most.
+
+    Attributes:
+        pools: the pools; lanes: how many there are.
+        counts: sequences of each pool, -1 where they are not known, int64 [pools]; total: their sum, or -1.
+        first_epoch: the first of which something is left.
+        kept: pools of each lane whose rows are kept once they were entered; to be set by who knows of other sources.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: PlanStore,
+        spec: PlanSpec,
+        *,
+        rests: tuple[Rows | None, ...] | None = None,
+        begins: tuple[Cursor, ...] | None = None,
+        spent: int = 0,
+    ) -> None:
+        self.name, self.spec, self.lanes = name, spec, spec.lanes
+        self.store = store
+        self.pools = Pools(store.lengths, spec, name)
+        self.rests = rests or (None,) * self.lanes
+        self.begins = begins or (Cursor(0, 0, 0),) * self.lanes
+        self.spent = spent
+        self.first_epoch = min(begin.epoch for begin in self.begins)
+        self._last_begun = max(begin.epoch for begin in self.begins)
+        self._sums: list[int] = []
+        self.kept = 4 if self.lanes == 1 else 2
+        self.counts = np.full(self.pools.count, -1, np.int64)
+        self.total = -1
+        self._latest: dict[int, tuple[int, Found]] = {}
+        # By lane: whoever reads some lanes alone keeps pools of no other.
+        self._recent: dict[int, OrderedDict[tuple[int, int], Rows]] = {}
+        self._epochs: OrderedDict[int, Epoch] = OrderedDict()
+        # Pools whose place in a lane is known, by the sequences before them.
+        self.anchors = [[begin] for begin in self.begins]
+
+    @property
+    def counted(self) -> bool:
+        """Whether every pool's number of sequences is known."""
+        return self.total >= 0
+
+    @property
+    def known(self) -> Known:
+        """What was found out so far, for another order of the same source and spec."""
+        # The total first: it is known once all counts are, and another thread may be counting.
+        total = self.total
+        return Known(self.counts.copy(), total, tuple(tuple(own) for own in self.anchors))
+
+    def learn(self, known: Known) -> None:
+        """Take over what another order of the same source and spec knows."""
+        self.counts, self.total = known.counts, known.total
+        self.anchors = [list(own) for own in known.anchors]
+
+    def forget_rows(self) -> None:
+        """Keep no rows of entered pools: they are made again when asked for."""
+        self._recent.clear()
+
+    def adopt(self, counts: Ints) -> None:
+        """Take the number of sequences of every pool as counted before.
+
+        Raises:
+            PlanError: another number of pools, or a count that contradicts a known one.
+        """
+        known = self.counts >= 0
+        if counts.shape != self.counts.shape or (counts[known] != self.counts[known]).any():
+            raise PlanError(
+                f"A table of {counts.size} pools does not belong to this plan of {self.pools.count}; "
+                "delete the cached table, it will be made again."
+            )
+        self.counts = counts.astype(np.int64)
+        self.total = self._checked_total()
+
+    def count_all(self, progress: Callable[[int, int], None] | None = None) -> Ints:
+        """Number of sequences of every pool; counts those not yet known, telling (counted, pools)."""
+        for pool in range(self.pools.count):
+            if self.counts[pool] < 0:
+                self.counts[pool] = self.pools.count_sequences(pool)
+            if progress:
+                progress(pool + 1, self.pools.count)
+        self.total = self._checked_total()
+        return self.counts.copy()
+
+    def _checked_total(self) -> int:
+        total = int(self.counts.sum())
+        if not total:
+            raise PlanError(
+                f"No sequence can be made of {self.pools.documents} documents: all are empty, or longer than "
+                f"seq_len {self.spec.seq_len} with overlong='drop'. Raise seq_len or use overlong='split' "
+                "(not for documents with images or audio)."
+            )
+        return total
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one epoch; counts every pool when that has not been done."""
+        if self.total < 0:
+            self.count_all()
+        return self.total
+
+    def quotas(self, epochs: int) -> Ints:
+        """Sequences of each lane until ``epochs`` of the run are through, int64 [lanes]; counts every pool."""
+        return quotas(self._before(epochs), self.lanes)
+
+    def _before(self, epoch: int) -> int:
+        """Sequences of all lanes in the epochs before one, from ``begins`` on; counts every pool."""
+        if not self._sums:
+            total = self.sequences
+            if not any(any(begin) for begin in self.begins):
+                self._sums = [total]
+            for one in range(self.first_epoch + len(self._sums), self._last_begun + 1):
+                found = self.epoch(one)
+                own = sum(found.has(lane) for lane in range(self.lanes))
+                self._sums.append(own + (self._sums[-1] if self._sums else 0))
+        behind = epoch - self.first_epoch
+        if behind <= len(self._sums):
+            return self._sums[behind - 1] if behind > 0 else 0
+        return self._sums[-1] + (behind - len(self._sums)) * self.total
+
+    def epoch_of(self, lane: int, index: int) -> int:
+        """The epoch of a sequence of a lane; counts every pool."""
+        # Number index of a lane is, dealt one by one, the sequence index * lanes + lane of all.
+        number, partial = index * self.lanes + lane, self._before(self._last_begun + 1)
+        if number < partial:
+            return self.first_epoch + bisect_right(self._sums, number)
+        return self._last_begun + 1 + (number - partial) // self.total
+
+    def surely_has(self, counts: Ints, epochs: int) -> bool:
+        """Whether lanes have so many sequences until ``epochs`` are through; only as many pools are counted as tell.
+
+        Args:
+            counts: of each lane, int64 [lanes].
+            epochs: of the run, those before ``begins`` counted.
+        """
+        return self._surely_has(_dealt(counts, np.arange(self.lanes), self.lanes), epochs)
+
+    def _surely_has(self, sequences: int, epochs: int) -> bool:
+        """Where nothing is left out, what is not served yet has as many sequences at least as its tokens fill."""
+        tokens = epochs * self.store.tokens - self.spent
+        if self.spec.overlong == "split" and tokens > (sequences - 1) * self.spec.seq_len:
+            return True
+        return self._counted_ahead(sequences, epochs) >= sequences
+
+    def _counted_ahead(self, wanted: int, epochs: int) -> int:
+        """Sequences until ``epochs`` are through in pools that are counted; counts more until these are so many."""
+        often = np.zeros(self.pools.count, np.int64)
+        found = 0
+        for lane, begin in enumerate(self.begins):
+            often[lane :: self.lanes] = max(epochs - begin.epoch - 1, 0)
+            if epochs > begin.epoch:
+                often[self.epoch(begin.epoch).orders[lane][begin.slot :]] += 1
+                found += begin.before
+        known = self.counts > 0
+        found += int((self.counts[known] * often[known]).sum())
+        for pool in np.flatnonzero((self.counts < 0) & (often > 0)).tolist():
+            if found >= wanted:
+                break
+            found += self._count(pool) * int(often[pool])
+        return found
+
+    def stands(self, lane: int, index: int) -> Cursor:
+        """The pool of a lane's next sequence, as far as it is worth telling."""
+        found = self.find(lane, index) if index else None
+        return found.cursor if found and found.cursor else self.begins[lane]
+
+    @property
+    def table_identity(self) -> dict[str, Any]:
+        """What the counts of sequences depend on, for caching them: not epochs or batch size."""
+        names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]
+        names += ["align"] if self.spec.align > 1 else []
+        spec = self.spec.identity_fields()
+        return {
+            "order_version": ORDER_VERSION,
+            "store": self.store.fingerprint,
+            "source": self.name,
+            "block": self.pools.blocks[0],
+            **self.pools.layers_identity(),
+            **{name: spec[name] for name in names},
+        }
+
+    def find(self, lane: int, index: int, epochs: int | None = None) -> Found | None:
+        """Where sequence ``index`` of a lane stands; None when ``epochs`` are through before it.
+
+        Without the counts of all pools this walks from the nearest pool it knows, counting the pools
+        between; with them it is a binary search (over sums made once an epoch).
+        """
+        latest = self._latest.get(lane)
+        if latest is not None:
+            begin, found = latest
+            ahead = index - begin
+            # Most questions are about the pool of the one before.
+            if 0 <= ahead < found.run and (epochs is None or found.epoch < epochs):
+                return found._replace(row=found.row + ahead, run=found.run - ahead)
+        counted = self.total >= 0
+        found_now = (self._search if counted else self._walk)(lane, index, epochs)
+        if found_now is not None:
+            self._latest[lane] = (index, found_now)
+        return found_now
+
+    def _search(self, lane: int, index: int, epochs: int | None) -> Found | None:
+        epoch = self.epoch_of(lane, index)
+        if epochs is not None and epoch >= epochs:
+            return None
+        found = self.epoch(epoch)
+        earlier = _quota(self._before(epoch), lane, self.lanes)
+        inside = index - earlier
+        if inside >= found.has(lane):
+            return self._lent(found, epoch, lane, inside)
+        one = self.own(epoch, lane, inside)
+        asked = _quota(self._before(epoch + 1), lane, self.lanes) - earlier
+        cursor = one.cursor and one.cursor._replace(before=earlier + one.cursor.before)
+        return one._replace(run=min(one.run, asked - inside), cursor=cursor)
+
+    def own(self, epoch: int, lane: int, inside: int) -> Found:
+        """A sequence of a lane's own pools by its number in an epoch, which ``before`` of its cursor counts in, too."""
+        found = self.epoch(epoch)
+        rest = found.rests[lane]
+        if inside < rest:
+            return Found(-1 - lane, epoch, inside, rest - inside, None)
+        ends = found.ends[lane]
+        slot = int(ends.searchsorted(inside, side="right"))
+        before = int(ends[slot - 1]) if slot else rest
+        cursor = Cursor(epoch, slot, before)
+        pool = int(found.orders[lane][slot])
+        return Found(pool, epoch, inside - before, int(ends[slot]) - inside, cursor)
+
+    def _lent(self, found: Epoch, epoch: int, lane: int, inside: int) -> Found:
+        """A sequence of a lane that has more than it serves, for one that has fewer."""
+        asked, has = self.shares(epoch)
+        spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
+        number = int(short[:lane].sum()) + inside - found.has(lane)
+        given = np.cumsum(spare)
+        lender = int(given.searchsorted(number, side="right"))
+        inside = int(asked[lender]) + number - (int(given[lender]) - int(spare[lender]))
+        one = self.own(epoch, lender, inside)
+        left = int(short[: lane + 1].sum()) - number
+        run = min(one.run, int(given[lender]) - number, left)
+        return one._replace(run=run, cursor=None)
+
+    def indices(self, document: int, epoch: int) -> list[tuple[int, int]]:
+        """(lane, index) of the sequences that hold a document in an epoch; counts every pool if need be.
+
+        What an edit packed anew is told by :meth:`rest_indices`.
+        """
+        if self.total < 0:
+            self.count_all()
+        pool = self.pools.pool_of(document)
+        found, lane = self.epoch(epoch), pool % self.lanes
+        slot = int(np.flatnonzero(found.orders[lane] == pool)[0])
+        if (epoch, slot) < self.begins[lane][:2]:
+            return []
+        rows = self.entered(pool, epoch)
+        before = int(found.ends[lane][slot - 1]) if slot else found.rests[lane]
+        return [self._served_by(epoch, lane, before + n) for n in _rows_with(rows, document)]
+
+    def rest_indices(self, document: int) -> list[tuple[int, int, int]]:
+        """(lane, index, epoch) of the sequences that hold a document among those that an edit packed anew."""
+        if self.total < 0:
+            self.count_all()
+        return [
+            (*self._served_by(self.begins[lane].epoch, lane, n), self.begins[lane].epoch)
+            for lane, rest in enumerate(self.rests)
+            for n in (_rows_with(rest, document) if rest is not None else [])
+        ]
+
+    def shares(self, epoch: int) -> tuple[Ints, Ints]:
+        """How many sequences of an epoch each lane is asked for, and how many it has; counts every pool."""
+        asked = quotas(self._before(epoch + 1), self.lanes)
+        asked -= quotas(self._before(epoch), self.lanes)
+        found = self.epoch(epoch)
+        return asked, np.array([found.has(lane) for lane in range(self.lanes)], np.int64)
+
+    def earlier(self, epoch: int) -> Ints:
+        """Sequences each lane is asked for before an epoch, int64 [lanes]; counts every pool."""
+        return quotas(self._before(epoch), self.lanes)
+
+    def _served_by(self, epoch: int, lane: int, inside: int) -> tuple[int, int]:
+        """The lane that serves a lane's sequence of an epoch, and its index there."""
+        lanes, indices = self.servers(epoch, np.array([lane]), np.array([inside]))
+        return int(lanes[0]), int(indices[0])
+
+    def servers(self, epoch: int, owners: Ints, insides: Ints) -> tuple[Ints, Ints]:
+        """The lanes that serve sequences of lanes' own in an epoch, and their indices there; counts every pool."""
+        asked, has = self.shares(epoch)
+        spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
+        taken = np.cumsum(short)
+        numbers = (np.cumsum(spare) - spare)[owners] + insides - asked[owners]
+        lent = insides >= asked[owners]
+        lanes = np.where(lent, taken.searchsorted(numbers, side="right"), owners)
+        lanes = np.minimum(lanes, self.lanes - 1)
+        inside = np.where(lent, has[lanes] + numbers - (taken[lanes] - short[lanes]), insides)
+        return lanes, inside + self.earlier(epoch)[lanes]
+
+    def _walk(self, lane: int, index: int, epochs: int | None) -> Found | None:
+        begin, anchors = self.begins[lane], self.anchors[lane]
+        place = bisect_right(anchors, index, key=lambda anchor: anchor.before)
+        cursor = anchors[max(place - 1, 0)]
+        if cursor == begin and begin.epoch != self.first_epoch:
+            # What other lanes lent this one before its own follows from all counts.
+            self.count_all()
+        elif index < begin.before and self._are_own(lane, begin.before, begin.epoch):
+            return self.own(begin.epoch, lane, index)
+        empty = 0
+        while True:
+            if self.total >= 0:
+                return self._search(lane, index, epochs)
+            order = self.epoch(cursor.epoch).orders[lane]
+            if cursor.slot >= len(order):
+                if self.lanes > 1:
+                    # How many sequences other lanes lend follows from all counts.
+                    self.count_all()
+                    continue
+                cursor = Cursor(cursor.epoch + 1, 0, cursor.before)
+                continue
+            if epochs is not None and cursor.epoch >= epochs:
+                return None
+            pool = int(order[cursor.slot])
+            # Who asks for the first sequence of a pool is about to enter it: pack it once.
+            begins = index == cursor.before
+            count = len(self.entered(pool, cursor.epoch)) if begins else self._count(pool)
+            if index < cursor.before + count:
+                if not self._are_own(lane, cursor.before + count, cursor.epoch):
+                    continue
+                self.anchor(lane, cursor)
+                inside = index - cursor.before
+                return Found(pool, cursor.epoch, inside, count - inside, cursor)
+            empty = 0 if count else empty + 1
+            if empty >= self.pools.count:
+                self._checked_total()
+            cursor = Cursor(cursor.epoch, cursor.slot + 1, cursor.before + count)
+
+    def _are_own(self, lane: int, count: int, epoch: int) -> bool:
+        """Whether a lane is asked for so many sequences up to the end of an epoch; else all pools are counted then."""
+        if self.lanes > 1 and not self._surely_has((count - 1) * self.lanes + lane + 1, epoch + 1):
+            self.count_all()
+        return self.lanes == 1 or self.total < 0
+
+    def anchor(self, lane: int, cursor: Cursor) -> None:
+        """Remember where a pool begins; the origin and the latest ones are kept."""
+        anchors = self.anchors[lane]
+        place = bisect_right(anchors, cursor.before, key=lambda anchor: anchor.before)
+        if not place or anchors[place - 1] != cursor:
+            anchors.insert(place, cursor)
+        if len(anchors) > _KEPT_ANCHORS:
+            del anchors[1]
+
+    def _count(self, pool: int) -> int:
+        if self.counts[pool] < 0:
+            self.counts[pool] = self.pools.count_sequences(pool)
+            self._total_when_known()
+        return int(self.counts[pool])
+
+    def _total_when_known(self) -> None:
+        if (self.counts >= 0).all():
+            self.total = self._checked_total()
+
+    def epoch(self, epoch: int) -> Epoch:
+        """Pools and sequences of an epoch."""
+        known, counted = self._epochs.pop(epoch, None), self.total >= 0
+        if known is None or (counted and not known.ends):
+            order = self.pools.order(epoch)
+            if self.lanes == 1:
+                orders: tuple[Ints, ...] = (order,)
+            else:
+                orders = tuple(order[order % self.lanes == lane] for lane in range(self.lanes))
+            rests = tuple(one.before if one.epoch == epoch else 0 for one in self.begins)
+            ends = tuple(self._ends(epoch, *one) for one in enumerate(orders)) if counted else ()
+            known = Epoch(orders, ends, rests)
+        self._epochs[epoch] = known
+        while len(self._epochs) > _KEPT_EPOCHS:
+            self._epochs.popitem(last=False)
+        return known
+
+    def _ends(self, epoch: int, lane: int, order: Ints) -> Ints:
+        """Sequences of a lane up to the end of each of its pools of an epoch."""
+        begin, counts = self.begins[lane], self.counts[order]
+        if epoch > begin.epoch:
+            return np.cumsum(counts)
+        counts[: begin.slot if epoch == begin.epoch else None] = 0
+        return np.cumsum(counts) + (begin.before if epoch == begin.epoch else 0)
+
+    def rows(self, lane: int, start: int, stop: int, epochs: int | None = None) -> list[Rows]:
+        """The rows of sequences ``start`` to ``stop - 1`` of a lane, in pieces; fewer where ``epochs`` end."""
+        pieces = []
+        while start < stop:
+            found = self.find(lane, start, epochs)
+            if found is None:
+                break
+            rows = self.entered(found.pool, found.epoch)
+            end = min(start + found.run, stop)
+            pieces.append(slice_rows(rows, found.row, found.row + end - start))
+            start = end
+        return pieces
+
+    def entered(self, pool: int, epoch: int) -> Rows:
+        """All rows of a pool in the order of an epoch; of pool -1 - k those that an edit left of lane k.
+
+        Raises:
+            PlanError: the pool packs into another number of sequences than the table says.
+        """
+        if pool < 0:
+            rest = self.rests[-1 - pool]
+            if rest is None:
+                raise AssertionError("there is a rest only after a cut")
+            return rest
+        recent = self._recent.setdefault(pool % self.lanes, OrderedDict())
+        rows = recent.pop((epoch, pool), None)
+        if rows is None:
+            # A small source comes to the same pool again and again.
+            before = next((one for one in recent if one[1] == pool), None)
+            if before is not None:
+                rows = self.pools.rows_again(recent[before], pool, before[0], epoch)
+            else:
+                rows = self.pools.rows(pool, epoch)
+            if self.counts[pool] < 0:
+                self.counts[pool] = len(rows)
+                self._total_when_known()
+            elif self.counts[pool] != len(rows):
+                raise PlanError(
+                    f"Pool {pool} packs into {len(rows)} sequences, the table says {self.counts[pool]}: it is "
+                    "another plan's, or the store has changed. Delete the cached table, it will be made again."
+                )
+        recent[epoch, pool] = rows
+        while len(recent) > self.kept:
+            recent.popitem(last=False)
+        return rows
+
+
+def _quota(sequences: int, lane: int, lanes: int) -> int:
+    """How many of so many sequences, dealt to the lanes one by one, fall to one lane."""
+    return max(0, -(-(sequences - lane) // lanes))
+
+
+def quotas(sequences: int, lanes: int) -> Ints:
+    """How many of so many sequences, dealt to the lanes one by one, fall to each, int64 [lanes]."""
+    return np.maximum(0, -(-(sequences - np.arange(lanes)) // lanes))
+
+
+def _dealt(counts: Ints, of: Ints, lanes: int) -> int:
+    """How many sequences have to be dealt one by one so that each lane has had so many."""
+    return int(((counts - 1) * lanes + of + 1)[counts > 0].max(initial=0))
+
+
+def _rows_with(rows: Rows, document: int) -> list[int]:
+    """The rows that hold a document."""
+    held = np.flatnonzero(rows.documents == document)
+    numbers: list[int] = np.unique(rows.pointers.searchsorted(held, side="right") - 1).tolist()
+    return numbers

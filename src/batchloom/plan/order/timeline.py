@@ -1,0 +1,497 @@
+"""The course of a run: where weights, batch size and sequence length change, and what each position is then."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.plan.mixture import Schedule, Stage, Weights, schedule_of
+from batchloom.plan.order.edits import Edit
+
+Ints = NDArray[np.int64]
+
+# What comes behind an edit is counted in 64 bits, too.
+_MOST_POSITION = 1 << 60
+# So many positions are made sure of at once.
+_STRIDE = 65_536
+
+
+class Stretch(NamedTuple):
+    """From ``step`` on, which begins at ``position``, steps of ``size`` sequences of ``seq_len`` tokens."""
+
+    step: int
+    position: int
+    size: int
+    seq_len: int
+
+
+class Change(NamedTuple):
+    """New weights at a position."""
+
+    position: int
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is known of a run without any length: its stretches, and where its weights change.
+
+    Attributes:
+        stretches: by step; each begins with its first step.
+        changes: by position; the first at 0.
+        cuts: positions from which another ``seq_len`` holds, each with it.
+        bans: positions from which documents are banned: (position, source, numbers).
+    """
+
+    stretches: tuple[Stretch, ...]
+    changes: tuple[Change, ...]
+    cuts: tuple[tuple[int, int], ...]
+    bans: tuple[tuple[int, str, tuple[int, ...]], ...]
+
+    def weights_by_era(self) -> tuple[tuple[Weights, ...], ...]:
+        """The weights that hold somewhere after so many changes of ``seq_len``."""
+        begins = [0, *(position for position, _ in self.cuts)]
+        found = []
+        for begin, end in zip(begins, [*begins[1:], None], strict=True):
+            first = bisect_right(self.changes, begin, key=lambda change: change.position) - 1
+            found.append(
+                tuple(
+                    change.weights
+                    for change in self.changes[first:]
+                    if end is None or max(begin, change.position) < end
+                )
+            )
+        return tuple(found)
+
+    def stretch_at(self, position: int) -> Stretch:
+        """The stretch that holds a position."""
+        place = bisect_right(self.stretches, position, key=lambda stretch: stretch.position)
+        return self.stretches[max(place - 1, 0)]
+
+    def position_of(self, step: int) -> int:
+        """The first position of a step."""
+        at = self.stretch_of(step)
+        return at.position + (step - at.step) * at.size
+
+    def step_at(self, position: int) -> tuple[int, int]:
+        """The step that holds a position, and the place inside it; of a skipped position the step after."""
+        at = self.stretch_at(position)
+        if position < at.position:
+            return at.step, 0
+        step, inside = divmod(position - at.position, at.size)
+        place = self.stretches.index(at)
+        if place + 1 < len(self.stretches) and at.step + step >= self.stretches[place + 1].step:
+            return self.stretches[place + 1].step, 0
+        return at.step + step, inside
+
+    def steps_until(self, position: int) -> int:
+        """The steps that hold anything before a position: after so many, every step begins at it or behind."""
+        step, inside = self.step_at(position)
+        return step + (inside > 0)
+
+    def stretch_of(self, step: int) -> Stretch:
+        """The stretch that holds a step."""
+        place = bisect_right(self.stretches, step, key=lambda stretch: stretch.step)
+        return self.stretches[max(place - 1, 0)]
+
+
+def course_of(
+    weights: Weights,
+    first: Stretch,
+    stages: Sequence[Stage],
+    edits: Sequence[Edit],
+) -> Course:
+    """Lay out stages and edits, in order of their steps (at the same step stages first).
+
+    Args:
+        weights: of the beginning.
+        first: the first stretch, at step and position 0.
+        stages: of the mixture.
+        edits: in the order they were appended.
+
+    Raises:
+        PlanError: an edit lies too far ahead to be counted.
+    """
+    stretches, changes = [first], [Change(0, weights)]
+    cuts: list[tuple[int, int]] = []
+    bans: list[tuple[int, str, tuple[int, ...]]] = []
+    left, waiting, tokens = list(stages), list(edits), 0
+    while left or waiting:
+        now = stretches[-1]
+        stage_step = _stage_step(left[0], now, tokens) if left else None
+        if stage_step is not None and (not waiting or stage_step <= waiting[0].step):
+            at = now.position + (stage_step - now.step) * now.size
+            changes.append(Change(at, left.pop(0).weights))
+            continue
+        edit = waiting.pop(0)
+        tokens += (edit.step - now.step) * now.size * now.seq_len
+        position = now.position + (edit.step - now.step + edit.skip) * now.size
+        if position > _MOST_POSITION:
+            raise PlanError(
+                f"The edit at step {edit.step:,} begins at sequence {position:,}, and no run has more than "
+                f"{_MOST_POSITION:,}. Give a smaller skip or step."
+            )
+        after = Stretch(
+            edit.step, position, edit.global_batch_size or now.size, edit.seq_len or now.seq_len
+        )
+        if after.step == now.step:
+            stretches.pop()
+        stretches.append(after)
+        if edit.seq_len and edit.seq_len != now.seq_len:
+            cuts.append((position, edit.seq_len))
+        if edit.weights is not None:
+            changes.append(Change(position, edit.weights))
+            left = []
+        bans += [(position, name, tuple(numbers)) for name, numbers in edit.ban.items()]
+    return Course(tuple(stretches), tuple(changes), tuple(cuts), tuple(bans))
+
+
+def _stage_step(stage: Stage, now: Stretch, tokens: int) -> int:
+    """The first step of a stage, if nothing changes before; ``tokens`` are those before ``now``."""
+    if stage.step is not None:
+        return max(stage.step, now.step)
+    more = max((stage.tokens or 0) - tokens, 0)
+    return now.step - (-more // (now.size * now.seq_len))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Positions under one schedule and one sequence length.
+
+    Attributes:
+        position: the first.
+        sources: number in the plan of each source of the schedule.
+        schedule: which source each position takes.
+        era: how often ``seq_len`` was changed before.
+        bases: sequences each source of the plan has served of each lane in this era before, int64 [sources, lanes].
+    """
+
+    position: int
+    sources: NDArray[np.int32]
+    schedule: Schedule
+    era: int
+    bases: Ints
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one source in one lane: then :meth:`index` tells all."""
+        return len(self.sources) == self.schedule.lanes == 1
+
+    def index(self, position: int) -> int:
+        """The index in the era of a position of a plain segment."""
+        return int(self.bases[self.sources[0], 0]) + position - self.position
+
+    def at(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
+        """(source, lane, index in the era) of positions."""
+        local, lanes, indices = self.schedule.at(positions - self.position)
+        sources = self.sources[local].astype(np.int64)
+        return sources, lanes, indices + self.bases[sources, lanes]
+
+    def served(self, position: int) -> Ints:
+        """What ``bases`` would be at a position from this segment on."""
+        counts = self.bases.copy()
+        counts[self.sources] += self.schedule.count(position - self.position)
+        return counts
+
+    def turns(self, source: int, positions: Ints) -> Ints:
+        """Which turn of a source in this era each of its positions is, counted over all lanes from 0."""
+        local = int(np.flatnonzero(self.sources == source)[0])
+        own = self.schedule.turns(local, positions - self.position)
+        turns: Ints = own + int(self.bases[source].sum())
+        return turns
+
+    def turn(self, source: int, number: int) -> int | None:
+        """The position of a turn of a source, if it follows in this segment and its schedule goes on."""
+        local = np.flatnonzero(self.sources == source)
+        before = int(self.bases[source].sum())
+        if not local.size or number < before:
+            return None
+        return self.position + self.schedule.turn(int(local[0]), number - before)
+
+    def place(self, source: int, lane: int, index: int) -> int | None:
+        """The position of a sequence of a source, if it follows in this segment and its schedule goes on."""
+        local = np.flatnonzero(self.sources == source)
+        before = int(self.bases[source, lane])
+        if not local.size or index < before:
+            return None
+        return self.position + self.schedule.place(int(local[0]), lane, index - before)
+
+
+class Tail(NamedTuple):
+    """The last sequences of a source that is about to be exhausted, which its lanes share.
+
+    A mixture asks lanes unequally often, so one comes to its end before the others. From there on what all
+    of them have left, lane after lane, is served by the source's turns one after the other, whatever their lane.
+
+    Attributes:
+        position: the first at which a lane has nothing left.
+        begins: sequences each lane has served before, int64 [lanes].
+        ends: sequences each lane has in all, int64 [lanes].
+    """
+
+    position: int
+    begins: Ints
+    ends: Ints
+
+    def at(self, turns: Ints) -> tuple[Ints, Ints]:
+        """(lane, index) of what turns of the source serve, counted in its era; index -1 where nothing is left."""
+        left = np.cumsum(self.ends - self.begins)
+        numbers = turns - int(self.begins.sum())
+        lanes = left.searchsorted(numbers, side="right")
+        gone = lanes == len(left)
+        lanes[gone] = 0
+        indices = self.ends[lanes] + numbers - left[lanes]
+        return lanes, np.where(gone, -1, indices)
+
+    def served_at(self, turns: int) -> Ints:
+        """What of each lane's sequences is served before a turn: int64 [lanes]."""
+        left = self.ends - self.begins
+        before = np.cumsum(left) - left
+        served: Ints = self.begins + np.clip(turns - int(self.begins.sum()) - before, 0, left)
+        return served
+
+    def turn(self, lane: int, index: int) -> int | None:
+        """The turn that serves a sequence: the way back of :meth:`at`; None where it lies before or is none."""
+        if not self.begins[lane] <= index < self.ends[lane]:
+            return None
+        before = int((self.ends - self.begins)[:lane].sum())
+        return int(self.begins.sum()) + before + index - int(self.begins[lane])
+
+
+@final
+class Timeline:
+    """Segments, made as far as they are asked for, since where a source is exhausted follows from its counts.
+
+    Args:
+        course: where weights and lengths change.
+        slots: (weights, numbers of the sources that are gone, era) -> slots of a period by the number of the
+            source; empty where none is left.
+        shape: number of sources, and of lanes.
+        limit: (source, era, counts) -> how many sequences each lane of a source has in an era, int64 [lanes], if one
+            has fewer than its count; else None, told without counting where that is certain.
+        stop: whether the run ends where the first source is exhausted; else the others take its share.
+
+    Attributes:
+        exhausted: position from which on each exhausted source is gone.
+        end: where the run ends because nothing is left; None while that is not known.
+        sure: up to here no source is exhausted but those that are known.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        slots: Callable[[Weights, frozenset[int], int], Mapping[int, int]],
+        shape: tuple[int, int],
+        limit: Callable[[int, int, Ints], Ints | None],
+        *,
+        stop: bool,
+    ) -> None:
+        self._course, self._slots, self._limit, self._stop = course, slots, limit, stop
+        self._lanes = shape[1]
+        self.exhausted: dict[int, int] = {}
+        self.end: int | None = None
+        self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.cuts)})
+        self._eras = [0, *(position for position, _ in course.cuts)]
+        self._segments: list[Segment] = []
+        # By era and source, where there are several lanes: its tail, and up to where it has none for certain.
+        self._tails: dict[tuple[int, int], Tail] = {}
+        self._without: dict[tuple[int, int], int] = {}
+        self.sure = 0
+        self._append(0, np.zeros(shape, np.int64))
+
+    def _append(self, position: int, served: Ints) -> None:
+        era = bisect_right(self._eras, position) - 1
+        if self._segments and era != self._segments[-1].era:
+            served = np.zeros_like(served)
+        place = bisect_right(self._course.changes, position, key=lambda change: change.position)
+        weights = self._course.changes[place - 1].weights
+        gone = frozenset(n for n, where in self.exhausted.items() if where <= position)
+        slots = self._slots(weights, gone, era)
+        if not slots:
+            self.end = position if self.end is None else min(self.end, position)
+            return
+        numbers = np.array(sorted(slots), np.int32)
+        schedule = schedule_of(tuple(slots[n] for n in numbers.tolist()), self._lanes)
+        self._segments.append(Segment(position, numbers, schedule, era, served))
+
+    def segment_at(self, position: int) -> Segment | None:
+        """The segment that holds a position; None where the run has ended before."""
+        while self.sure <= position and (self.end is None or self.sure < self.end):
+            self._go_on(position)
+        if self.end is not None and position >= self.end:
+            return None
+        place = bisect_right(self._segments, position, key=lambda segment: segment.position)
+        return self._segments[place - 1]
+
+    def until(self, segment: Segment) -> int | None:
+        """Where a segment ends, as far as is known now; None where nothing is known to follow."""
+        place = self._segments.index(segment)
+        if place + 1 < len(self._segments):
+            return self._segments[place + 1].position
+        later = bisect_right(self._marks, segment.position)
+        ends = [self._marks[later]] if later < len(self._marks) else []
+        ends += [self.end] if self.end is not None else []
+        return min(ends) if ends else None
+
+    def segments(self) -> Sequence[Segment]:
+        """All segments known so far, in order."""
+        return self._segments
+
+    def _go_on(self, position: int) -> None:
+        """Make sure of the last segment up to its end or past ``position``, whichever comes first."""
+        now = self._segments[-1]
+        later = bisect_right(self._marks, now.position)
+        end = self._marks[later] if later < len(self._marks) else None
+        # In strides, so that asking one position after another is not a question of its own each.
+        wanted = max(position + 1, self.sure + _STRIDE)
+        wanted = -(-wanted // self._lanes) * self._lanes
+        if end is not None:
+            wanted = min(wanted, end)
+        first = self._first_exhausted(now, wanted)
+        if first is None:
+            self.sure = wanted
+            if wanted == end:
+                self._append(wanted, now.served(wanted))
+            return
+        where, number = first
+        self.exhausted[number] = where
+        if self._stop:
+            self.end = where
+        else:
+            self._append(where, now.served(where))
+        self.sure = max(self.sure, where)
+
+    def _first_exhausted(self, now: Segment, wanted: int) -> tuple[int, int] | None:
+        """(position, source) of the first that is exhausted before ``wanted``."""
+        served = now.served(wanted)
+        found, ending = [], {}
+        for number in now.sources.tolist():
+            ends = self._limit(number, now.era, served[number])
+            if ends is None:
+                continue
+            ending[number] = ends
+            total = int(ends.sum())
+            if int(served[number].sum()) > total:
+                # The lanes of a group of positions are of one schedule.
+                where = -(-(now.turn(number, total) or now.position) // self._lanes) * self._lanes
+                found.append((where, number))
+        first = min(found, default=None)
+        # Behind the first that is gone the schedule is another.
+        sure = first[0] if first else wanted
+        for number in now.sources.tolist() if self._lanes > 1 else []:
+            tail = self._tail_of(number, now.era, ending[number]) if number in ending else None
+            if tail is None or tail.position >= sure:
+                self._without[now.era, number] = sure
+            else:
+                self._tails[now.era, number] = tail
+        return first
+
+    def _tail_of(self, number: int, era: int, ends: Ints) -> Tail:
+        """Where a source's tail begins in an era, in which one of its lanes is asked for more than it has."""
+        for segment in self._segments:
+            if segment.era != era:
+                continue
+            until = self.until(segment)
+            places = [segment.place(number, lane, int(end)) for lane, end in enumerate(ends)]
+            first = min((place for place in places if place is not None), default=None)
+            if first is not None and (until is None or first < until):
+                return Tail(first, segment.served(first)[number], ends)
+        raise AssertionError("a lane that was asked for more than it has is in some segment")
+
+    def tail(self, number: int, segment: Segment, until: int) -> Tail | None:
+        """The tail of a source in the era of a segment, if it begins before a position of the segment."""
+        key = (segment.era, number)
+        if self._lanes == 1 or until <= self._without.get(key, 0):
+            return None
+        if key not in self._tails:
+            ends = self._limit(number, segment.era, segment.served(until)[number])
+            if ends is None:
+                self._without[key] = until
+                return None
+            self._tails[key] = self._tail_of(number, segment.era, ends)
+        tail = self._tails[key]
+        return tail if tail.position < until else None
+
+    def dealt(self, segment: Segment, positions: Ints) -> tuple[Ints, Ints, Ints, bool]:
+        """(source, lane, index in the era) of what positions of a segment hold, and whether lanes lend in a tail.
+
+        Unlike ``segment.at`` the lane is that which has the sequence; index -1 is an empty one.
+        """
+        sources, lanes, indices = segment.at(positions)
+        shared = False
+        until = int(positions[-1]) + 1 if len(positions) else 0
+        for number in segment.sources.tolist() if self._lanes > 1 else []:
+            tail = self.tail(number, segment, until)
+            if tail is not None:
+                late = (sources == number) & (positions >= tail.position)
+                lanes[late], indices[late] = tail.at(segment.turns(number, positions[late]))
+                shared = True
+        return sources, lanes, indices, shared
+
+    def tails(self, position: int) -> dict[int, int]:
+        """Sequences in the era of a position of each source whose tail begins before it and has not ended."""
+        era = bisect_right(self._eras, position) - 1
+        return {
+            number: int(tail.ends.sum())
+            for (of, number), tail in self._tails.items()
+            if of == era
+            and tail.position < position
+            and self.exhausted.get(number, position + 1) > position
+        }
+
+    def adopt(
+        self, exhausted: Mapping[int, int], position: int, tails: Mapping[int, Ints] | None = None
+    ) -> None:
+        """Take over what was found out up to a position.
+
+        Args:
+            exhausted: where each source that is exhausted by then was.
+            position: up to which no other is.
+            tails: what :meth:`tails` told there, as sequences of each lane.
+        """
+        for where, number in sorted((where, number) for number, where in exhausted.items()):
+            if number in self.exhausted:
+                continue
+            self._pass_marks(where)
+            self.exhausted[number] = where
+            self.sure = max(self.sure, where)
+            if self._stop:
+                self.end = where
+            else:
+                self._append(where, self._segments[-1].served(where))
+        self._pass_marks(position)
+        self.sure = max(self.sure, position)
+        if self._lanes > 1:
+            self._adopt_tails(position, tails or {})
+
+    def _adopt_tails(self, position: int, tails: Mapping[int, Ints]) -> None:
+        era = bisect_right(self._eras, position) - 1
+        for segment in self._segments:
+            if segment.era != era or segment.position >= position:
+                continue
+            for number in segment.sources.tolist():
+                key = (era, number)
+                if number in tails:
+                    self._tails[key] = self._tail_of(number, era, tails[number])
+                elif key not in self._tails and number not in self.exhausted:
+                    self._without[key] = max(self._without.get(key, 0), position)
+
+    def _pass_marks(self, position: int) -> None:
+        """Begin the segments of all marks up to a position."""
+        while (later := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
+            # Past the end of the run nothing begins.
+            if self._marks[later] > position or self.end is not None:
+                break
+            self._append(self._marks[later], self._segments[-1].served(self._marks[later]))
+
+    def run_out(self) -> int:
+        """The position at which the run ends because its sources are exhausted."""
+        stride = 1 << 16
+        while self.end is None:
+            self.segment_at(self.sure + stride)
+            stride *= 2
+        return self.end

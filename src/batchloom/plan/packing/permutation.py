@@ -1,0 +1,115 @@
+"""A keyed bijection on range(n): any index in O(1), whole arrays at once, never materialised.
+
+Above ``MATERIALISED`` items it is a Feistel network over a mixed radix a x b just above n
+(Black and Rogaway: Ciphers with Arbitrary Finite Domains, CT-RSA 2002: generalised Feistel
+and cycle walking). A round adds a keyed, fully mixed hash of one half to the other half,
+modulo that half's radix. Because a x b exceeds n by less than a, about one index in sqrt(n)
+is walked a second time. At or below it, an argsort of keyed hashes is simpler and unbiased.
+"""
+
+import math
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.keyed_hashing import Key, mix, round_keys, shuffled
+
+MATERIALISED = 65_536
+ROUNDS = 6
+_U32 = np.uint64(32)
+
+
+@final
+class Permutation:
+    """The permutation of range(size) under a key.
+
+    Args:
+        size: number of items, 0 to 2**62.
+        key: 128 bits as two 64-bit halves.
+    """
+
+    __slots__ = ("_keys", "_left", "_right", "_table", "size")
+
+    def __init__(self, size: int, key: Key) -> None:
+        self.size = size
+        self._table = shuffled(size, key) if size <= MATERIALISED else None
+        root = math.isqrt(max(size - 1, 0)) + 1
+        self._left, self._right = root, -(-size // root)
+        self._keys = [np.uint64(k) for k in round_keys(key, ROUNDS)]
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The items at ``positions`` (each in [0, size)), int64 of the same length."""
+        if self._table is not None:
+            return self._table[positions]
+        out = self._walk(positions.astype(np.uint64))
+        outside = np.flatnonzero(out >= self.size)
+        while outside.size:
+            again = self._walk(out[outside])
+            out[outside] = again
+            outside = outside[again >= self.size]
+        return out.view(np.int64)
+
+    def places(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions at which ``items`` stand, int64 of the same length: the way back of :meth:`at`."""
+        if self._table is not None:
+            found = np.empty(self.size, np.int64)
+            found[self._table] = np.arange(self.size)
+            return found[items]
+        out = self._walk_back(items.astype(np.uint64))
+        outside = np.flatnonzero(out >= self.size)
+        while outside.size:
+            again = self._walk_back(out[outside])
+            out[outside] = again
+            outside = outside[again >= self.size]
+        return out.view(np.int64)
+
+    def _walk_back(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = np.divmod(values, np.uint64(self._right))
+        for number, key in reversed(list(enumerate(self._keys))):
+            if number % 2 == 0:
+                left = _take_hash(left, right, key, self._left)
+            else:
+                right = _take_hash(right, left, key, self._right)
+        left *= np.uint64(self._right)
+        left += right
+        return left
+
+    def _walk(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = np.divmod(values, np.uint64(self._right))
+        for number, key in enumerate(self._keys):
+            if number % 2 == 0:
+                left = _add_hash(left, right, key, self._left)
+            else:
+                right = _add_hash(right, left, key, self._right)
+        left *= np.uint64(self._right)
+        left += right
+        return left
+
+
+def _hash(other: NDArray[np.uint64], key: np.uint64, radix: int) -> NDArray[np.uint64]:
+    """A hash in [0, radix), reduced by multiply and shift (radix < 2**32)."""
+    value = mix(other ^ key)
+    value >>= _U32
+    value *= np.uint64(radix)
+    value >>= _U32
+    return value
+
+
+def _take_hash(
+    half: NDArray[np.uint64], other: NDArray[np.uint64], key: np.uint64, radix: int
+) -> NDArray[np.uint64]:
+    """``(half - hash(other)) mod radix``."""
+    value = half + np.uint64(radix) - _hash(other, key, radix)
+    value -= np.where(value >= np.uint64(radix), np.uint64(radix), np.uint64(0))
+    return value
+
+
+def _add_hash(
+    half: NDArray[np.uint64], other: NDArray[np.uint64], key: np.uint64, radix: int
+) -> NDArray[np.uint64]:
+    """``(half + hash(other)) mod radix``."""
+    value = _hash(other, key, radix)
+    value += half
+    value -= np.where(value >= np.uint64(radix), np.uint64(radix), np.uint64(0))
+    return value

@@ -1,0 +1,201 @@
+"""The settings of a plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from batchloom.core.settings import is_switch, nearest, raise_problems, set_wholes, to_plain
+from batchloom.plan.packing.strategies import STRATEGIES, is_strategy, packing_identity
+
+Overlong = Literal["split", "drop", "truncate", "error"]
+Last = Literal["fill", "drop"]
+
+# Membership and order change with this number; docs/order.md describes each version.
+ORDER_VERSION = 1
+
+POOL_SIZE = 65_536
+# Of many sources or lanes each has a pool in memory: they are smaller.
+SMALL_POOL_SIZE, MANY = 8_192, 16
+# A pool is packed in memory, and its sort keys hold (row, hash, span) in 64 bits.
+MOST_POOL_SIZE = 1 << 24
+MOST_LANES = 4096
+# The rows of a window are in memory, each in 52 bytes.
+MOST_GROUPED = 1 << 22
+# Steps of a window where nobody chooses: little padding is left, and transformers' sampler takes as many.
+GROUPED = 50
+# From this many documents on, what is permuted is blocks of neighbours (docs/order.md).
+BLOCKS_FROM = 4_000_000
+BLOCK = 64
+# A position is a 64-bit number wherever it is kept.
+MOST_POSITIONS = (1 << 63) - 1
+_MOST_SEED = (1 << 128) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSpec:
+    """Everything that fixes an order, besides the lengths of the documents.
+
+    Attributes:
+        seq_len: tokens of a sequence, at most 2**24.
+        global_batch_size: sequences of a step, over all ranks, at most 2**24.
+        packing: ``best_fit``, ``wrap``, ``first_fit``, ``window_N`` (``window_N@1`` for its first version) or ``none``.
+        overlong: what becomes of a document longer than ``seq_len``: ``split`` cuts it,
+            ``drop`` leaves it out, ``truncate`` keeps its first ``seq_len`` tokens, ``error``
+            refuses the plan. (``wrap`` splits at the end of each sequence whatever the length.)
+        seed: any integer of at most 128 bits.
+        shuffle: False gives the order of the store, the same in every epoch.
+        epochs: passes over the data, at most 2**24; 1 when neither this nor ``steps`` is given.
+        steps: steps in all, over as many epochs as they take; at most 2**48.
+        last: the last step of a run that ends inside it is filled (``fill``) with sequences
+            that carry no loss, or left out (``drop``).
+        pool_size: documents packed together, at most 2**24; 0 chooses: 65,536, or 8,192 where there are
+            more than 16 sources or lanes.
+        block: neighbouring documents that are permuted as one; 0 chooses by the number of
+            documents alone: 1 below 4 million, else 64.
+        lanes: what pools are dealt to, so that on object storage a rank touches only those of its own
+            lanes; ``global_batch_size`` is a multiple of it. 1 deals nothing.
+        align: every document begins at a multiple of so many tokens of its sequence, and padding
+            without loss fills what is left behind it: 2 x C for C context-parallel ranks. 1 for none.
+        group_by_length: steps of a window whose rows are dealt to its steps by length, so that those of a step are
+            about equally long; of ``packing='none'`` alone, whose rows are padded. 0 for none.
+        bounds: least and most of each number, the same for every spec.
+    """
+
+    bounds: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType(
+        {
+            "seq_len": (1, 1 << 24),
+            "global_batch_size": (1, 1 << 24),
+            "seed": (-_MOST_SEED, _MOST_SEED),
+            "epochs": (1, 1 << 24),
+            "steps": (1, 1 << 48),
+            "pool_size": (0, MOST_POOL_SIZE),
+            "block": (0, MOST_POOL_SIZE),
+            "lanes": (1, MOST_LANES),
+            "align": (1, 1 << 24),
+            "group_by_length": (0, 1 << 16),
+        }
+    )
+
+    seq_len: int
+    global_batch_size: int
+    packing: str = "best_fit"
+    overlong: Overlong = "split"
+    seed: int = 0
+    shuffle: bool = True
+    epochs: int | None = None
+    steps: int | None = None
+    last: Last = "fill"
+    pool_size: int = 0
+    block: int = 0
+    lanes: int = 1
+    align: int = 1
+    group_by_length: int = 0
+
+    def __post_init__(self) -> None:
+        problems = set_wholes(self, self.bounds)
+        if not is_switch(self.shuffle):
+            problems.append(f"shuffle: {self.shuffle!r} is neither True nor False")
+        if self.epochs is not None and self.steps is not None:
+            problems.append(
+                f"steps: {self.steps} and epochs: {self.epochs} exclude each other; give one"
+            )
+        if not isinstance(self.packing, str) or not is_strategy(self.packing):
+            hint = nearest(str(self.packing), STRATEGIES)
+            problems.append(f"packing: {self.packing!r} is none of {', '.join(STRATEGIES)}{hint}")
+        for name, known in (("overlong", Overlong), ("last", Last)):
+            value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
+            if value not in options:
+                problems.append(
+                    f"{name}: {value!r} is none of {', '.join(options)}{nearest(str(value), options)}"
+                )
+        wrong = {problem.split(":")[0] for problem in problems}
+        if not wrong & {"pool_size", "block"} and self.block and self.pool_size % self.block:
+            problems.append(f"pool_size: {self.pool_size} is not a multiple of block {self.block}")
+        if not wrong & {"lanes", "global_batch_size"} and self.global_batch_size % self.lanes:
+            problems.append(
+                f"lanes: {self.lanes} does not divide global_batch_size {self.global_batch_size}; the largest "
+                f"below it that does is {nearest_divisor(self.global_batch_size, self.lanes)}"
+            )
+        if not wrong & {"align", "seq_len"} and self.seq_len % self.align:
+            below = self.seq_len // self.align * self.align
+            fitting = " or ".join(str(n) for n in (below, below + self.align) if n)
+            problems.append(
+                f"seq_len: {self.seq_len} is not a multiple of align {self.align}; {fitting} is"
+            )
+        if self.steps is not None and not wrong & {"steps", "global_batch_size"}:
+            positions = self.steps * self.global_batch_size
+            if positions > MOST_POSITIONS:
+                problems.append(
+                    f"steps: {self.steps} of global_batch_size {self.global_batch_size} are {positions} sequences, "
+                    f"more than {MOST_POSITIONS}; lower one of the two"
+                )
+        if self.group_by_length and "group_by_length" not in wrong:
+            problems += self._ungroupable(wrong)
+        raise_problems(problems)
+
+    def _ungroupable(self, wrong: set[str]) -> list[str]:
+        """Why rows cannot be grouped by their length."""
+        problems = []
+        if self.packing != "none" and "packing" not in wrong:
+            problems.append(
+                f"group_by_length: rows packed by {self.packing!r} are full, so there is nothing to group; give "
+                "packing='none', or leave it out"
+            )
+        if self.lanes > 1 and "lanes" not in wrong:
+            problems.append(
+                f"group_by_length: with {self.lanes} lanes a position belongs to a lane and cannot be moved; give "
+                "lanes=1, or leave it out"
+            )
+        if "global_batch_size" not in wrong:
+            problems += large_window(self.group_by_length, self.global_batch_size)
+        return problems
+
+    def identity_fields(self) -> dict[str, Any]:
+        """Return all fields as plain values, as the identity of an order names them."""
+        return {**to_plain(self), "packing": packing_identity(self.packing)}
+
+    def with_pools_for(self, sources: int) -> "PlanSpec":
+        """The same with the size of its pools chosen, for so many sources."""
+        if self.pool_size:
+            return self
+        size = SMALL_POOL_SIZE if max(sources, self.lanes) > MANY else POOL_SIZE
+        # A block that was asked for is never cut.
+        return replace(self, pool_size=-(-size // max(self.block, 1)) * max(self.block, 1))
+
+    def for_source(self, seq_len: int, seed: int | None, overlong: Overlong | None) -> "PlanSpec":
+        """The same for one source, with what is said of it alone."""
+        own = replace(self, seq_len=seq_len, overlong=overlong or self.overlong)
+        return own if seed is None else replace(own, seed=seed)
+
+    def block_for(self, documents: int) -> int:
+        """The block used for a source of so many documents."""
+        if self.block:
+            return self.block
+        return BLOCK if documents >= BLOCKS_FROM and self.pool_size % BLOCK == 0 else 1
+
+
+def large_window(steps: int, global_batch_size: int) -> list[str]:
+    """What is said of a window whose rows would take too much memory."""
+    rows = steps * global_batch_size
+    if rows <= MOST_GROUPED:
+        return []
+    most = MOST_GROUPED // global_batch_size
+    sizes = f"{steps} steps of global_batch_size {global_batch_size}"
+    return [
+        f"group_by_length: {sizes} are {rows} rows, more than {MOST_GROUPED}; give at most {most}"
+    ]
+
+
+def inside_window(step: int, steps: int) -> str:
+    """What is said of a step at which nothing can change, and which can."""
+    following = -(-step // steps) * steps
+    return (
+        f"inside a window of {steps} steps (group_by_length): its rows come by their length, so that what was served "
+        f"of it is no beginning of the run. Give step={following}, or another multiple of {steps}."
+    )
+
+
+def nearest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``."""
+    return max(n for n in range(1, min(most, number) + 1) if number % n == 0)

@@ -1,0 +1,269 @@
+"""Pools: which documents are packed together, and the rows they give in an epoch."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.core.fingerprint import key128
+from batchloom.core.keyed_hashing import Key, shuffled
+from batchloom.plan.packing.permutation import Permutation
+from batchloom.plan.packing.plan_spec import PlanSpec
+from batchloom.plan.packing.row_order import fitted, packed_rows
+from batchloom.plan.packing.rows import Rows, aligned, reorder_rows
+from batchloom.plan.packing.strategies import ANY_ORDER, count_sequences
+
+
+class Lengths(Protocol):
+    """The lengths of a source's documents, in tokens."""
+
+    @property
+    def size(self) -> int:
+        """Number of documents."""
+        ...
+
+    def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Lengths of the documents of these numbers, uint32 of the same length."""
+        ...
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """Lengths that say how many documents each generation of their store added."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Documents of each generation that added some, in order; together all."""
+        ...
+
+
+@runtime_checkable
+class Chosen(Protocol):
+    """Lengths under which some documents alone are served, since those of all others are 0."""
+
+    @property
+    def chosen(self) -> int:
+        """How many are served."""
+        ...
+
+
+_STRETCH = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a plan keeps out of every epoch: whole documents, and tokens (those of truncated ones too)."""
+
+    documents: int
+    tokens: int
+
+
+@final
+class _Layer:
+    """The pools of the documents that one generation added.
+
+    Attributes:
+        first: number of its first document.
+        documents: how many it has.
+        first_pool: number of its first pool.
+        count: how many pools it has.
+        block: neighbouring documents that are permuted as one.
+        blocks: the permutation of these; None without shuffling.
+    """
+
+    __slots__ = ("block", "blocks", "count", "documents", "first", "first_pool")
+
+    def __init__(self, first: int, documents: int, first_pool: int, spec: PlanSpec) -> None:
+        self.first, self.documents, self.first_pool = first, documents, first_pool
+        self.block = spec.block_for(documents) if spec.shuffle else 1
+        self.count = -(-documents // spec.pool_size)
+        self.blocks: Permutation | None = None
+
+
+@final
+class Pools:
+    """The pools of one source under one spec; membership depends on the seed alone.
+
+    A pool holds documents of one generation of the store: what is appended makes pools of its own, and
+    leaves those before as they are.
+
+    Args:
+        lengths: lengths of the source's documents.
+        spec: settings of the plan.
+        source: name of the source, part of every key.
+
+    Attributes:
+        documents: how many the source has.
+        chosen: how many of them are served, where the others are left out whatever the plan.
+        layers: how many of them each generation added.
+        count: how many pools there are.
+        blocks: of each layer, how many neighbouring documents are permuted as one.
+    """
+
+    __slots__ = (
+        "_layers",
+        "_lengths",
+        "_source",
+        "_spec",
+        "blocks",
+        "chosen",
+        "count",
+        "documents",
+        "layers",
+    )
+
+    def __init__(self, lengths: Lengths, spec: PlanSpec, source: str) -> None:
+        self._lengths, self._spec, self._source = lengths, spec, source
+        self.documents = lengths.size
+        self.chosen = lengths.chosen if isinstance(lengths, Chosen) else lengths.size
+        self.layers = lengths.layers if isinstance(lengths, Layered) else (lengths.size,)
+        self._layers: list[_Layer] = []
+        first = self.count = 0
+        for number, documents in enumerate(self.layers):
+            layer = _Layer(first, documents, self.count, spec)
+            if spec.shuffle:
+                size = -(-documents // layer.block)
+                layer.blocks = Permutation(size, self._key("blocks", layer=number))
+            self._layers.append(layer)
+            first, self.count = first + documents, self.count + layer.count
+        self.blocks = tuple(layer.block for layer in self._layers)
+
+    def _key(self, purpose: str, epoch: int = -1, pool: int = -1, layer: int = 0) -> Key:
+        """A key; those of the first layer do not name it, so that they are the same in any generation."""
+        further = (layer,) if layer else ()
+        return key128(self._spec.seed, self._source, purpose, epoch, pool, *further)
+
+    def _pool_key(self, purpose: str, pool: int, epoch: int = -1) -> Key:
+        """The key of a purpose of one pool, which is numbered inside its layer."""
+        number = self._layer_of(pool)
+        return self._key(purpose, epoch, pool - self._layers[number].first_pool, number)
+
+    def _layer_of(self, pool: int) -> int:
+        return bisect_right(self._layers, pool, key=lambda layer: layer.first_pool) - 1
+
+    def members(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
+        """Numbers of the documents of a pool, in the order they are packed, int64 [N].
+
+        Args:
+            pool: its number.
+            most: about so many are enough: those of its first blocks.
+        """
+        layer, members = self._drawn(pool, most)
+        if layer.block == 1:
+            return members
+        return members[shuffled(len(members), self._pool_key("members", pool))]
+
+    def _drawn(self, pool: int, most: int | None = None) -> tuple[_Layer, NDArray[np.int64]]:
+        """The documents of a pool as their blocks were drawn, before they are shuffled among each other."""
+        layer, size = self._layers[self._layer_of(pool)], self._spec.pool_size
+        place = pool - layer.first_pool
+        taken = min(size, most or size)
+        if layer.blocks is None:
+            stop = min(place * size + taken, layer.documents)
+            return layer, np.arange(layer.first + place * size, layer.first + stop)
+        blocks = size // layer.block
+        stop = min(place * blocks + -(-taken // layer.block), layer.blocks.size)
+        chosen = layer.blocks.at(np.arange(place * blocks, stop))
+        if layer.block == 1:
+            return layer, chosen + layer.first
+        members = (chosen[:, None] * layer.block + np.arange(layer.block)).ravel()
+        return layer, members[members < layer.documents] + layer.first
+
+    def pool_of(self, document: int) -> int:
+        """The pool a document is packed in."""
+        number = bisect_right(self._layers, document, key=lambda layer: layer.first) - 1
+        layer = self._layers[number]
+        block = (document - layer.first) // layer.block
+        if layer.blocks is not None:
+            block = int(layer.blocks.places(np.array([block]))[0])
+        return layer.first_pool + block * layer.block // self._spec.pool_size
+
+    def fitted_of(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Lengths of documents as they are packed: what ``overlong`` leaves of each, int64 [N]."""
+        return fitted(self._lengths.take(members), self._spec)
+
+    def refuse_overlong(self) -> None:
+        """Raise PlanError that names the first document longer than ``seq_len``, if there is one."""
+        for start, lengths in self._stretches():
+            if lengths.max(initial=0) > self._spec.seq_len:
+                worst = int((lengths > self._spec.seq_len).argmax())
+                raise PlanError(
+                    f"Document {start + worst} of source {self._source!r} has {lengths[worst]} tokens, more than "
+                    f"seq_len {self._spec.seq_len}, and overlong='error' was asked for. Raise seq_len, or choose "
+                    "overlong='split', 'drop' or 'truncate'."
+                )
+
+    def left_out(self) -> LeftOut:
+        """Whole documents and tokens that ``overlong`` keeps out of every epoch."""
+        documents = tokens = 0
+        seq_len, overlong = self._spec.seq_len, self._spec.overlong
+        if overlong in ("drop", "truncate"):
+            for _, lengths in self._stretches():
+                long = lengths[lengths > seq_len].astype(np.int64)
+                documents += long.size if overlong == "drop" else 0
+                tokens += int(long.sum()) - (0 if overlong == "drop" else seq_len * long.size)
+        return LeftOut(documents, tokens)
+
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return max(int(lengths.max(initial=0)) for _, lengths in self._stretches())
+
+    def _stretches(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """All lengths in store order, a bounded number at a time, each with its first document."""
+        for start in range(0, self.documents, _STRETCH):
+            yield start, self._lengths.take(np.arange(start, min(start + _STRETCH, self.documents)))
+
+    def count_sequences(self, pool: int) -> int:
+        """Number of sequences a pool packs into; the same in every epoch."""
+        # How many there are hangs on the order of the documents only where they are packed as they come.
+        members = self._drawn(pool)[1] if self._spec.packing in ANY_ORDER else self.members(pool)
+        return self.packed_count(self.fitted_of(members))
+
+    def packed_count(self, fitted: NDArray[np.int64]) -> int:
+        """Number of sequences that documents of these lengths, as they are packed, make by themselves."""
+        taken = aligned(fitted, self._spec.align)
+        return count_sequences(taken, self._spec.seq_len, self._spec.packing)
+
+    def fitted(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
+        """Lengths of the documents of a pool as they are packed, int64 [N]; ``most`` as of :meth:`members`."""
+        return self.fitted_of(self.members(pool, most))
+
+    def layers_identity(self) -> dict[str, list[list[int]]]:
+        """Documents and block of each layer, where there are several: pools end with them."""
+        layers = zip(self.layers, self.blocks, strict=True)
+        return {"layers": [list(layer) for layer in layers]} if len(self.layers) > 1 else {}
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The pools in the order an epoch takes them, int64 [count]."""
+        if not self._spec.shuffle:
+            return np.arange(self.count)
+        return shuffled(self.count, self._key("pools", epoch))
+
+    def rows(self, pool: int, epoch: int) -> Rows:
+        """All rows of a pool in the order an epoch takes them."""
+        members = self.members(pool)
+        keys = (self._pool_key("spans", pool), self._pool_key("sequences", pool, epoch))
+        return packed_rows(
+            members, np.zeros_like(members), self.fitted_of(members), self._spec, keys
+        )
+
+    def rows_again(self, rows: Rows, pool: int, before: int, epoch: int) -> Rows:
+        """What :meth:`rows` gives for an epoch, from those of another one: the packs are the same.
+
+        Args:
+            rows: of the pool in the order of epoch ``before``.
+            pool: its number.
+            before: the epoch of ``rows``.
+            epoch: the one that is wanted.
+        """
+        if not self._spec.shuffle:
+            return rows
+        place = np.empty(len(rows), np.int64)
+        place[shuffled(len(rows), self._pool_key("sequences", pool, before))] = np.arange(len(rows))
+        return reorder_rows(
+            rows, place[shuffled(len(rows), self._pool_key("sequences", pool, epoch))]
+        )

@@ -1,0 +1,137 @@
+"""Rows written to a file: JSON lines or a JSON array, plain or packed, as they come."""
+
+import io
+import json
+from collections.abc import Sequence
+from typing import IO, Any, Protocol, cast, final
+
+import orjson
+import zstandard
+from isal import igzip
+
+from batchloom.core.errors import UnusableRecordError
+from batchloom.core.wording import kind_of
+from batchloom.sources.files import Compression
+
+Row = dict[str, Any]
+Refused = tuple[int, str]
+
+
+class RowFile(Protocol):
+    """Takes rows in order."""
+
+    def write(self, rows: Sequence[Row], *, nan: bool) -> list[Refused]:
+        """Add rows at the end.
+
+        Args:
+            rows: the rows.
+            nan: whether their source can hold NaN.
+
+        Returns:
+            Of each row that the file cannot hold, its number in ``rows`` and why.
+        """
+
+    def finish(self) -> None:
+        """Write what is left; the file below stays open."""
+
+
+def _line(row: Row, *, nan: bool) -> bytes:
+    """A row as one line of JSON, every value as it is.
+
+    Args:
+        row: the row.
+        nan: whether its source can hold NaN, which would become null.
+
+    Raises:
+        UnusableRecordError: it holds what JSON cannot.
+    """
+    try:
+        line = orjson.dumps(row, option=orjson.OPT_PASSTHROUGH_DATETIME)
+    except TypeError:
+        return _slowly(row)
+    return _slowly(row) if nan and b"null" in line else line
+
+
+def _slowly(row: Row) -> bytes:
+    """By the standard library, which knows whole numbers of any size and refuses NaN."""
+    try:
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+    except (TypeError, ValueError, RecursionError):
+        raise UnusableRecordError(_why(row)) from None
+
+
+def _why(row: Row) -> str:
+    remedy = "leave the column out with --columns, or write .parquet"
+    for name, value in row.items():
+        try:
+            json.dumps(value, allow_nan=False).encode()
+        except TypeError:
+            found = next(_unknown(value), "a value")
+            return f"column {name!r} holds {found}, which JSON cannot hold; {remedy}"
+        except ValueError:
+            return f"column {name!r} holds NaN or infinity, which JSON cannot hold; {remedy}"
+        except RecursionError:
+            return f"column {name!r} is nested too deeply; {remedy}"
+    return f"the row cannot be written as JSON; {remedy}"
+
+
+def _unknown(value: object) -> Any:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _unknown(item)
+    elif not isinstance(value, str | int | float | None):
+        yield "bytes" if isinstance(value, bytes) else kind_of(value)
+
+
+@final
+class JsonRowFile:
+    """JSON Lines, or one array with a row a line (of one row at least).
+
+    Args:
+        file: where the bytes go.
+        array: whether to write an array.
+        compression: what to pack the bytes with, ``gzip`` or ``zstd``.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes] | io.RawIOBase,
+        *,
+        array: bool = False,
+        compression: Compression | None = None,
+    ) -> None:
+        self._array = array
+        self._before, self._after = (b"[\n", b"") if array else (b"", b"\n")
+        self._out: Any = file
+        self._packed = compression is not None
+        if compression == "gzip":
+            # Neither a name nor a time in the header: the same rows give the same bytes.
+            self._out = igzip.IGzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[no-untyped-call]
+        elif compression == "zstd":
+            self._out = zstandard.ZstdCompressor().stream_writer(
+                cast("IO[bytes]", file), closefd=False
+            )
+
+    def write(self, rows: Sequence[Row], *, nan: bool) -> list[Refused]:
+        """See :class:`RowFile`."""
+        lines, refused = [], []
+        for number, row in enumerate(rows):
+            try:
+                lines.append(_line(row, nan=nan))
+            except UnusableRecordError as error:
+                refused.append((number, error.reason))
+        if lines:
+            between = b",\n" if self._array else b"\n"
+            self._out.write(self._before + between.join(lines) + self._after)
+            self._before = between if self._array else b""
+        return refused
+
+    def finish(self) -> None:
+        """See :class:`RowFile`."""
+        if self._array:
+            self._out.write(b"\n]\n")
+        if self._packed:
+            self._out.close()

@@ -1,0 +1,86 @@
+"""Rows written to a Parquet file, in bounded memory; loads pyarrow."""
+
+import io
+from collections.abc import Sequence
+from typing import IO, Any, final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchloom.preparation.conversion.row_files import Refused, Row
+from batchloom.preparation.conversion.row_types import Shape, Untabular
+
+_GROUP_BYTES = 32 << 20
+_SIMPLE: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    str: pa.string(),
+    bytes: pa.binary(),
+}
+
+
+def schema_of(shape: Shape) -> pa.Schema:
+    """The schema of rows of this shape.
+
+    Raises:
+        Untabular: Parquet cannot hold it.
+    """
+    if not shape.fields:
+        raise Untabular((), "the rows have no column at all")
+    return pa.schema([(name, _type(one, (name,))) for name, one in shape.fields.items()])
+
+
+def _type(shape: Shape, path: tuple[str, ...]) -> pa.DataType:
+    kinds = set(shape.kinds)
+    if not kinds:
+        return pa.null()
+    if float in kinds:
+        return pa.float64()
+    if int in kinds:
+        return pa.int64() if shape.most < 1 << 63 else pa.uint64()
+    if list in kinds:
+        return pa.list_(_type(shape.items or Shape(), (*path, "[]")))
+    if dict in kinds:
+        if not shape.fields:
+            raise Untabular(path, "holds objects without any field")
+        return pa.struct([(name, _type(one, (*path, name))) for name, one in shape.fields.items()])
+    return _SIMPLE[shape.kinds[0]]
+
+
+@final
+class ParquetRowFile:
+    """A Parquet file of rows whose schema is known; a row group is about 32 MiB.
+
+    Args:
+        file: where the bytes go.
+        schema: of every row.
+    """
+
+    def __init__(self, file: IO[bytes] | io.RawIOBase, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._writer: Any = pq.ParquetWriter(file, schema, compression="zstd")
+        self._ready: list[pa.RecordBatch] = []
+        self._size = 0
+
+    def write(self, rows: Sequence[Row], *, nan: bool) -> list[Refused]:  # noqa: ARG002 - the seam's
+        """See :class:`RowFile`; a table holds NaN as it is."""
+        if rows:
+            columns = [
+                pa.array([row.get(field.name) for row in rows], field.type)
+                for field in self._schema
+            ]
+            self._ready.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+            self._size += self._ready[-1].nbytes
+        if self._size >= _GROUP_BYTES:
+            self._flush()
+        return []
+
+    def finish(self) -> None:
+        """See :class:`RowFile`."""
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._ready:
+            table = pa.Table.from_batches(self._ready)
+            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._ready, self._size = [], 0

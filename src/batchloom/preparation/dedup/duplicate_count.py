@@ -1,0 +1,84 @@
+"""How many documents stand in an input more than once: exact, by 128-bit hashes, in bounded memory."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.store import writing
+
+# Hashes in memory, of 16 bytes each; beyond that they go to files, of which one at a time is looked at.
+_HELD = 1 << 21
+_FILES = 256
+
+
+@final
+class Duplicates:
+    """Takes the hashes of documents and counts those that were there before; a context manager.
+
+    Beyond two million documents hashes are kept in temporary files, 16 bytes each, parted by
+    their first byte.
+
+    Attributes:
+        documents: hashes that were given.
+    """
+
+    def __init__(self) -> None:
+        self.documents = 0
+        self._held: list[NDArray[np.uint64]] = []
+        self._size = 0
+        self._folder: TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def add(self, hashes: NDArray[np.uint64]) -> None:
+        """Take the hashes of documents as (low, high) halves, uint64 [D, 2].
+
+        Raises:
+            OutputError: there is no room for the temporary files.
+        """
+        self.documents += len(hashes)
+        self._held.append(hashes)
+        self._size += len(hashes)
+        if self._size >= _HELD:
+            self._put_down()
+
+    def repeated(self) -> int:
+        """Documents of which an earlier one has the same hash."""
+        if self._folder is None:
+            return self.documents - _distinct(self._take())
+        self._put_down()
+        paths = sorted(Path(self._folder.name).iterdir())
+        return self.documents - sum(
+            _distinct(np.fromfile(path, "<u8").reshape(-1, 2)) for path in paths
+        )
+
+    def _take(self) -> NDArray[np.uint64]:
+        held, self._held, self._size = self._held, [], 0
+        return np.concatenate([np.zeros((0, 2), np.uint64), *held])
+
+    def _put_down(self) -> None:
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="batchloom-")
+        hashes, folder = self._take(), Path(self._folder.name)
+        file_of = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
+        order = np.argsort(file_of, kind="stable")
+        hashes = hashes[order]
+        stops = np.cumsum(np.bincount(file_of, minlength=_FILES))
+        for number, piece in enumerate(np.split(hashes, stops[:-1])):
+            with writing(folder), (folder / f"{number:03d}").open("ab") as file:
+                file.write(piece.astype("<u8").tobytes())
+
+
+def _distinct(hashes: NDArray[np.uint64]) -> int:
+    if not len(hashes):
+        return 0
+    ordered = hashes[np.lexsort((hashes[:, 0], hashes[:, 1]))]
+    return 1 + int((ordered[1:] != ordered[:-1]).any(axis=1).sum())

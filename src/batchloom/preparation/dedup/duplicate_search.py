@@ -1,0 +1,185 @@
+"""What stands more than once: found a range of keys at a time, gathered a unit at a time.
+
+Units are numbered in input order, and so are the documents of a unit; of equal keys the first in
+that order stays. A range needs the files alone, so ranges may be searched at the same time, by
+anyone and in any order.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import OutputError
+from batchloom.preparation.dedup.key_files import mapped, touching, written
+from batchloom.preparation.dedup.sorted_keys import KEY, ordered, slices
+
+# A document that goes, and the one that stays in its place.
+DUPLICATE = np.dtype(
+    [
+        *((name, "<u4") for name in ("unit", "number", "part")),
+        *((f"first_{name}", "<u4") for name in ("unit", "number", "part")),
+    ]
+)
+# Keys that are compared at once with those that stay.
+_BATCH = 1 << 21
+_U32 = np.uint64(32)
+
+
+class _Keys(NamedTuple):
+    """Keys by column [K]; ``place`` is the unit above the number."""
+
+    high: NDArray[np.uint64]
+    low: NDArray[np.uint64] | None
+    place: NDArray[np.uint64]
+    part: NDArray[np.uint32]
+
+    def take(self, which: NDArray[np.int64]) -> "_Keys":
+        low = None if self.low is None else self.low[which]
+        return _Keys(self.high[which], low, self.place[which], self.part[which])
+
+
+def find(
+    files: Sequence[Path],
+    range_: tuple[int, int],
+    first_new: int,
+    out: Path,
+    kind: np.dtype[np.void] = KEY,
+) -> int:
+    """Write the duplicates of one range of keys, DUPLICATE sorted by (unit, number); how many they are.
+
+    However often a key stands there, memory holds those that stay and one batch.
+
+    Args:
+        files: of keys; the place of a file is the number of its unit.
+        range_: (partition, partitions), as :func:`~batchloom.preparation.dedup.partitions_of` has it.
+        first_new: units before it stay as they are, whatever they hold.
+        out: the file to write.
+        kind: KEY or BAND_KEY.
+
+    Raises:
+        OutputError: a file cannot be read or written, or was cut.
+    """
+    with written(out) as file, touching(out):
+        search = _Search(first_new, file)
+        for unit, path in enumerate(files):
+            for run in slices(path, *range_, kind):
+                search.add(unit, run)
+        search.compare(last=True)
+        return search.found
+
+
+@final
+class _Search:
+    """Compares batches of keys, given in input order, with those that stay."""
+
+    def __init__(self, first_new: int, file: IO[bytes]) -> None:
+        self.found = 0
+        self._first_new, self._file = first_new, file
+        self._stay: _Keys | None = None
+        self._batch: list[_Keys] = []
+        self._size = 0
+
+    def add(self, unit: int, records: NDArray[np.void]) -> None:
+        place = records["number"].astype(np.uint64)
+        place |= np.uint64(unit << 32)
+        low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
+        self._batch.append(_Keys(records["high"].copy(), low, place, records["part"].copy()))
+        self._size += len(records)
+        if self._size >= _BATCH:
+            self.compare()
+
+    def compare(self, *, last: bool = False) -> None:
+        every = _joined([] if self._stay is None else [self._stay], self._batch)
+        self._batch, self._size = [], 0
+        if every is None:
+            return
+        order = ordered(every.high, every.low)
+        high = every.high[order]
+        new = np.ones(len(order), bool)
+        np.not_equal(high[1:], high[:-1], out=new[1:])
+        del high
+        if every.low is not None:
+            low = every.low[order]
+            new[1:] |= low[1:] != low[:-1]
+            del low
+        firsts = np.flatnonzero(new)
+        again = np.flatnonzero(~new)
+        first_of = order[firsts[np.searchsorted(firsts, again, "right") - 1]]
+        self._put_down(every, order[again], first_of)
+        if not last:
+            self._stay = every.take(order[firsts])
+
+    def _put_down(self, keys: _Keys, go: NDArray[np.int64], stay: NDArray[np.int64]) -> None:
+        mine = keys.place[go] >= np.uint64(self._first_new << 32)
+        go, stay = go[mine], stay[mine]
+        # What goes is of this batch, and batches come in input order, so the file is sorted.
+        order = np.argsort(keys.place[go], kind="stable")
+        go, stay = go[order], stay[order]
+        rows = duplicates(keys.place[go], keys.part[go], keys.place[stay], keys.part[stay])
+        self._file.write(rows.data)
+        self.found += len(rows)
+
+
+def _joined(stay: list[_Keys], batch: list[_Keys]) -> _Keys | None:
+    pieces = [*stay, *batch]
+    if not batch or len(pieces) == 1:
+        return batch[0] if batch else None
+    lows = [piece.low for piece in pieces if piece.low is not None]
+    return _Keys(
+        np.concatenate([piece.high for piece in pieces]),
+        np.concatenate(lows) if lows else None,
+        np.concatenate([piece.place for piece in pieces]),
+        np.concatenate([piece.part for piece in pieces]),
+    )
+
+
+def duplicates(
+    place: NDArray[np.uint64],
+    part: NDArray[np.integer],
+    first: NDArray[np.uint64],
+    first_part: NDArray[np.integer],
+) -> NDArray[np.void]:
+    """Records of DUPLICATE from places (the unit above the number) and parts [K]."""
+    rows = np.empty(len(place), DUPLICATE)
+    for prefix, places, parts in (("", place, part), ("first_", first, first_part)):
+        rows[f"{prefix}unit"], rows[f"{prefix}number"] = places >> _U32, places.astype("<u4")
+        rows[f"{prefix}part"] = parts
+    return rows
+
+
+def gather(
+    files: Sequence[Path], unit: int, start: int = 0, stop: int = 1 << 32
+) -> NDArray[np.void]:
+    """What goes of one unit, with what stays in its place: DUPLICATE sorted by number.
+
+    Args:
+        files: what :func:`find` and :func:`~batchloom.preparation.dedup.components` wrote.
+        unit: the unit.
+        start: the first number that is asked for.
+        stop: the number after the last.
+
+    Raises:
+        OutputError: a file cannot be read, or was cut.
+    """
+    pieces = [np.zeros(0, DUPLICATE)]
+    for path in files:
+        rows = mapped(path, DUPLICATE)
+        begin = bisect_left(rows, (unit, start), key=_place)
+        end = bisect_left(rows, (unit, stop), begin, key=_place)
+        some = rows[begin:end].copy()
+        if ((some["unit"] != unit) | (some["number"] < start) | (some["number"] >= stop)).any():
+            raise OutputError(
+                f"{path} was overwritten: its records are in no order; "
+                "delete the work folder it lies in, to begin anew."
+            )
+        pieces.append(some)
+    every = np.concatenate(pieces)
+    return every[np.argsort(every["number"], kind="stable")]
+
+
+def _place(row: np.void) -> tuple[int, int]:
+    return int(row["unit"]), int(row["number"])

@@ -1,0 +1,80 @@
+"""Files of keys and duplicates: written aside and renamed, so that one that exists is whole."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import OutputError
+from batchloom.core.partial_files import ASIDE, refused
+
+
+def touching(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Turn the system's refusal to write or read back ``path`` into one sentence with its remedy.
+
+    Raises:
+        OutputError: in place of any OSError of the system raised inside.
+    """
+    return refused("use", path)
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the name ``path`` when all went well, and is gone otherwise.
+
+    What is raised inside passes as it is: who writes does so inside of :func:`touching`.
+
+    Raises:
+        OutputError: it cannot be opened, or not be finished.
+    """
+    aside = path.with_name(path.name + ASIDE)
+    with contextlib.ExitStack() as stack:
+        with touching(path):
+            file = aside.open("wb")
+        stack.callback(_leave, file, aside)
+        yield file
+        with touching(path):
+            file.flush()
+            os.fsync(file.fileno())
+            aside.replace(path)
+
+
+def _leave(file: BinaryIO, aside: Path) -> None:
+    # What could not be written has been told already; closing would only tell it again.
+    with contextlib.suppress(OSError):
+        file.close()
+    with contextlib.suppress(OSError):
+        aside.unlink(missing_ok=True)
+
+
+def records_in(path: Path, kind: np.dtype[np.void]) -> int:
+    """How many records of ``kind`` a file has.
+
+    Raises:
+        OutputError: it cannot be read, or was cut.
+    """
+    with touching(path):
+        size = path.stat().st_size
+    count, rest = divmod(size, kind.itemsize)
+    if rest:
+        raise OutputError(
+            f"{path} has {size:,} bytes, no multiple of {kind.itemsize}: it was cut or overwritten; "
+            "delete the work folder it lies in, to begin anew."
+        )
+    return count
+
+
+def mapped(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
+    """The records of a file, as mapped memory [records].
+
+    Raises:
+        OutputError: it cannot be read, or was cut.
+    """
+    if not records_in(path, kind):
+        return np.zeros(0, kind)
+    with touching(path):
+        return np.memmap(path, kind, "r").view(np.ndarray)

@@ -1,0 +1,208 @@
+"""Which documents are alike: MinHash over shingles of token ids, as one key a band.
+
+The sketch is Fast Similarity Sketching (Dahlgaard, Knudsen, Thorup; FOCS 2017): every shingle is
+thrown into one of the bins, round after round, until each bin of the document holds one; a bin
+keeps the smallest (round, hash). Two documents agree in a bin with the probability of their
+Jaccard similarity, as with a permutation a bin, and a document costs two or three hashes a
+shingle in place of one a bin and shingle.
+
+What is computed is fixed by MINHASH_VERSION, on every platform: whole numbers of 64 bits and the
+constants below. Keys of two versions, or of other bands, rows or shingles, say nothing of each other.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import SettingsError
+from batchloom.core.keyed_hashing import GOLDEN, mix, mix_int
+
+MINHASH_VERSION = 1
+
+# What bands_for promises to find, of pairs of the similarity it is given.
+RECALL = 0.9
+NO_KEY = np.uint64(0)
+
+# The first digits of the fractions of pi and of e, odd: a product with them loses nothing.
+_SHINGLE, _BAND = 0x243F6A8885A308D3, 0xB7E151628AED2A6B
+_MASK = (1 << 64) - 1
+_NONE = np.uint64(_MASK)
+_U32, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
+# Tokens and bins that are worked on together: what fits into a core's second cache.
+_BLOCK = 1 << 16
+# A longer document is sketched in pieces; the sketch of a union is the smaller of each bin.
+# Rounds after which documents that still have empty bins must be short, or repeat themselves.
+_REPEATING = 8
+_PIECE = 1 << 20
+
+
+def chance(similarity: float, bands: int, rows: int) -> float:
+    """The probability that two documents of a Jaccard similarity agree in some band."""
+    return 1.0 - (1.0 - similarity**rows) ** bands
+
+
+def bands_for(similarity: float, hashes: int = 112) -> tuple[int, int]:
+    """The bands and rows that find 9 of 10 pairs of a similarity, and as few of the less alike as they can.
+
+    That is the most rows with which ``chance(similarity, hashes // rows, rows)`` is still at
+    least RECALL.
+
+    Args:
+        similarity: of pairs that are to be found, above 0 and at most 1.
+        hashes: of a document, at most.
+
+    Raises:
+        SettingsError: so few hashes cannot find pairs that little alike.
+    """
+    if not 0 < similarity <= 1:
+        raise SettingsError(
+            [f"dedup.similarity: {similarity} is no share above 0 and at most 1; try 0.8"]
+        )
+    fit = [
+        rows for rows in range(1, hashes + 1) if chance(similarity, hashes // rows, rows) >= RECALL
+    ]
+    if not fit:
+        problem = (
+            f"dedup.similarity: {hashes} hashes a document do not find pairs as little alike as {similarity}; "
+            "ask for a higher similarity"
+        )
+        raise SettingsError([problem])
+    return hashes // fit[-1], fit[-1]
+
+
+def band_keys(
+    ids: NDArray[np.generic],
+    lengths: NDArray[np.uint32],
+    *,
+    bands: int,
+    rows: int,
+    shingle: int,
+) -> NDArray[np.uint64]:
+    """One key a band for each document, uint64 [D, bands].
+
+    A document shorter than a shingle is one shingle; one without tokens has NO_KEY in each band.
+
+    Args:
+        ids: token ids of all documents back to back [tokens].
+        lengths: tokens of each document [D].
+        bands: groups of hashes.
+        rows: hashes of a band.
+        shingle: neighbouring tokens that are hashed together.
+    """
+    keys = np.empty((len(lengths), bands), np.uint64)
+    stops = np.cumsum(lengths, dtype=np.int64)
+    starts = stops - lengths
+    for first, last in _blocks(stops, bands * rows):
+        if last - first == 1 and lengths[first] > _PIECE:
+            sketches = _sketch_long(ids[starts[first] : stops[first]], bands * rows, shingle)
+        else:
+            block = ids[starts[first] : stops[last - 1]]
+            sketches = _sketch(block, lengths[first:last].astype(np.int64), bands * rows, shingle)
+        keys[first:last] = _keys_of(sketches.reshape(-1, bands, rows))
+        keys[first:last][lengths[first:last] == 0] = NO_KEY
+    return keys
+
+
+def _blocks(stops: NDArray[np.int64], hashes: int) -> list[tuple[int, int]]:
+    """Stretches of documents of about _BLOCK tokens and bins; a long document is alone."""
+    most = max(1, _BLOCK // hashes)
+    blocks, first, begin = [], 0, 0
+    while first < len(stops):
+        last = int(np.searchsorted(stops, begin + _BLOCK, "right"))
+        last = min(max(last, first + 1), first + most)
+        blocks.append((first, last))
+        first, begin = last, int(stops[last - 1])
+    return blocks
+
+
+def _sketch_long(ids: NDArray[np.generic], hashes: int, shingle: int) -> NDArray[np.uint64]:
+    """The sketch of one long document, piece by piece, uint64 [1, hashes]."""
+    sketch = np.full((1, hashes), _NONE)
+    for start in range(0, len(ids) - shingle + 1, _PIECE):
+        piece = ids[start : start + _PIECE + shingle - 1]
+        np.minimum(sketch, _sketch(piece, np.array([len(piece)]), hashes, shingle), out=sketch)
+    return sketch
+
+
+def _sketch(
+    ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, shingle: int
+) -> NDArray[np.uint64]:
+    """The smallest (round, hash) of each bin of each document, uint64 [D, hashes]."""
+    values, counts = _shingles(ids, lengths, shingle)
+    of = np.repeat(np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes), counts)
+    sketches = np.full(len(lengths) * hashes, _NONE)
+    round_, once = 0, False
+    while len(values):
+        if round_ >= _REPEATING and not once:
+            values, of = _each_once(values, of)
+            once = True
+        # Later rounds change no bin that is filled, so where little is left many are thrown at once.
+        end = 2 * hashes if round_ >= hashes else hashes
+        rounds = np.arange(round_, min(end, round_ + 1 + _BLOCK // 16 // len(values)), dtype="u8")
+        thrown = mix(values + (rounds[:, None] + np.uint64(1)) * np.uint64(GOLDEN))
+        bins = thrown >> _U32
+        if round_ < hashes:
+            bins *= np.uint64(hashes)
+            bins >>= _U32
+        else:
+            # After as many rounds of chance as bins, every shingle goes into each bin in its turn.
+            bins[:] = rounds[:, None] - np.uint64(hashes)
+        bins += of
+        thrown &= _LOW
+        thrown |= rounds[:, None] << _U32
+        np.minimum.at(sketches, bins.ravel().view(np.int64), thrown.ravel())
+        empty = (sketches.reshape(-1, hashes) == _NONE).any(axis=1)
+        left = empty[of // np.uint64(hashes)]
+        values, of = values[left], of[left]
+        round_ += len(rounds)
+    return sketches.reshape(-1, hashes)
+
+
+def _each_once(
+    values: NDArray[np.uint64], of: NDArray[np.uint64]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The different shingles of each document: thrown twice, one falls where it fell."""
+    order = np.lexsort((values, of))
+    values, of = values[order], of[order]
+    new = np.ones(len(values), bool)
+    new[1:] = (values[1:] != values[:-1]) | (of[1:] != of[:-1])
+    return values[new], of[new]
+
+
+def _shingles(
+    ids: NDArray[np.generic], lengths: NDArray[np.int64], shingle: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """A hash of each shingle of each document, and how many each document has [D].
+
+    The hash is the polynomial of the ids + 1 in an odd constant modulo 2^64; a short document is
+    padded with zeros, so it is like no document of another length.
+    """
+    whole = ids.astype(np.uint64)
+    whole += np.uint64(1)
+    padded = np.where(lengths, np.maximum(lengths, shingle), 0)
+    if (padded != lengths).any():
+        room = np.zeros(int(padded.sum()), np.uint64)
+        shifts = np.cumsum(padded - lengths) - (padded - lengths)
+        room[np.arange(len(whole)) + np.repeat(shifts, lengths)] = whole
+        whole = room
+    values = np.zeros(max(0, len(whole) - shingle + 1), np.uint64)
+    for place in range(shingle):
+        values *= np.uint64(_SHINGLE)
+        values += whole[place : place + len(values)]
+    inside = np.ones(len(whole), bool)
+    stops = np.cumsum(padded)[padded > 0]
+    for back in range(1, shingle):
+        inside[stops - back] = False
+    return values[inside[: len(values)]], np.maximum(padded - shingle + 1, 0)
+
+
+def _keys_of(sketches: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One key a band from sketches [D, bands, rows]; never NO_KEY, and another one in each band."""
+    _, bands, rows = sketches.shape
+    keys = np.zeros(sketches.shape[:2], np.uint64)
+    for row in range(rows):
+        keys += sketches[:, :, row] * np.uint64(pow(_BAND, row, 1 << 64))
+        mix(keys)
+    keys += np.array([mix_int(band + 1) for band in range(bands)], np.uint64)
+    mix(keys)
+    keys[keys == NO_KEY] = 1
+    return keys

@@ -1,0 +1,8 @@
+"""From records to token ids and loss masks.
+
+Read `record_parsers.py` and `document_encoder.py` first.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,276 @@
+"""Conversations to tokens and masks, each with its proof: where chat and tokens meet."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.chat import RenderError
+from batchloom.chat.templates import NothingTrainedError, Rendered, trained_stretches
+from batchloom.core.conversation import Conversation
+from batchloom.preparation.documents.chat_encoding import ChatEncoder
+from batchloom.preparation.documents.chat_masks import Masked, RenderedText, mask_texts
+from batchloom.preparation.documents.media_tokens import (
+    MediaText,
+    PlacedMedium,
+    kept_media,
+    with_runs,
+    without_media,
+    write_expansions,
+)
+from batchloom.preparation.settings import ChatRules, OverlongError, cut, fit_turns
+
+
+class LeftOut(NamedTuple):
+    """A conversation, or a part of one, that gives no document.
+
+    Attributes:
+        number: of the conversation, from 0.
+        reason: why, in words.
+        snippet: the beginning of what was there, where a person is to look for it.
+    """
+
+    number: int
+    reason: str
+    snippet: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedConversations:
+    """What came of conversations.
+
+    Attributes:
+        ids: of all documents back to back [tokens] uint32.
+        lengths: tokens of each document [documents] uint32.
+        mask: the trained tokens [tokens] bool.
+        numbers: the conversation each document is of [documents] int64; twice and more where one
+            was split.
+        faults: conversations that cannot be used, in order.
+        dropped: conversations left out by rule, in order: nothing to train, or too long.
+        altered: how many conversations the template changed, by what it did.
+        media: of each document, in their order; empty where no document holds any.
+    """
+
+    ids: NDArray[np.uint32]
+    lengths: NDArray[np.uint32]
+    mask: NDArray[np.bool_]
+    numbers: NDArray[np.int64]
+    faults: list[LeftOut]
+    dropped: list[LeftOut]
+    altered: Counter[str]
+    media: list[list[PlacedMedium]] = field(default_factory=list)
+
+
+def encode_conversations(
+    conversations: Sequence[Conversation], encoder: ChatEncoder, rules: ChatRules
+) -> EncodedConversations:
+    """Ids and masks of conversations, each rendered once and proved.
+
+    For every document the bytes of its ids are those of its text, its control tokens stand where
+    the template wrote them, and its trained tokens begin and end exactly where its trained turns
+    do. Where that does not hold the conversation is a fault.
+
+    Args:
+        conversations: a batch; some thousands at a time are fastest.
+        encoder: tokenizer and template.
+        rules: what is trained, and what becomes of long ones.
+
+    Raises:
+        TemplateError: the template is to be stopped.
+        OverlongError: a conversation is too long, and ``overlong`` is ``error``.
+    """
+    out = _Outcome()
+    waiting: list[_Waiting] = []
+    texts: list[RenderedText] = []
+    for number, conversation in enumerate(conversations):
+        try:
+            rendered, media = encoder.renderer.render(conversation), None
+            if conversation.media:
+                media = write_expansions(conversation.media, rendered, encoder)
+                rendered = media.rendered
+            stretches = trained_stretches(conversation, rendered, rules.train_on)
+            refuse_surrogates(rendered.text)
+        except RenderError as error:
+            out.faults.append(LeftOut(number, str(error)))
+        except NothingTrainedError as error:
+            out.dropped.append(LeftOut(number, str(error)))
+        else:
+            lenient = rendered.generation is not None
+            texts.append(RenderedText(rendered.text, rendered.control, stretches, lenient))
+            waiting.append(_Waiting(number, conversation, rendered, media))
+    masked = mask_texts(encoder, texts) if texts else []
+    for one, text, made in zip(waiting, texts, masked, strict=True):
+        try:
+            proved, placed = _proved(encoder, one, text, made, prove=rules.prove)
+        except RenderError as error:
+            out.faults.append(LeftOut(one.number, str(error)))
+            continue
+        if one.rendered.altered:
+            out.altered.update(one.rendered.altered)
+        if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
+            _shorten(out, one, proved, placed, rules)
+        elif proved.mask.any():
+            out.add(one.number, proved.ids, proved.mask, placed)
+        else:
+            out.dropped.append(
+                LeftOut(one.number, "nothing to train: its trained turns have no tokens")
+            )
+    return out.result()
+
+
+class _Waiting(NamedTuple):
+    """A conversation that is rendered; ``media`` is None where it holds none."""
+
+    number: int
+    conversation: Conversation
+    rendered: Rendered
+    media: MediaText | None
+
+
+def _proved(
+    encoder: ChatEncoder, one: _Waiting, text: RenderedText, made: Masked | str, *, prove: bool
+) -> tuple[Masked, list[PlacedMedium]]:
+    """The tokens of a conversation, as they are stored, and where its media stand.
+
+    Raises:
+        RenderError: it cannot be used.
+    """
+    if isinstance(made, str):
+        raise RenderError(made)
+    placed: list[PlacedMedium] = []
+    if one.media is not None:
+        made, placed = with_runs(made, one.media, one.conversation.media, encoder)
+        text = text._replace(stretches=without_media(text.stretches, one.media.media))
+    if prove and (problem := _disproof(encoder, text, made)):
+        raise RenderError(problem)
+    return made, placed
+
+
+def refuse_surrogates(text: str) -> None:
+    """Raise RenderError for a text that no tokenizer takes."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RenderError(
+                f"it is not Unicode: it holds the lone surrogate U+{ord(text[error.start]):04X}"
+            ) from error
+
+
+@dataclass(slots=True)
+class _Outcome:
+    ids: list[NDArray[np.uint32]] = field(default_factory=list)
+    masks: list[NDArray[np.bool_]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    faults: list[LeftOut] = field(default_factory=list)
+    dropped: list[LeftOut] = field(default_factory=list)
+    altered: Counter[str] = field(default_factory=Counter)
+    media: list[list[PlacedMedium]] = field(default_factory=list)
+
+    def add(
+        self,
+        number: int,
+        ids: NDArray[np.uint32],
+        mask: NDArray[np.bool_],
+        media: Sequence[PlacedMedium] = (),
+    ) -> None:
+        """Keep a document of conversation ``number``."""
+        self.ids.append(ids)
+        self.masks.append(mask)
+        self.numbers.append(number)
+        self.media.append(list(media))
+
+    def result(self) -> EncodedConversations:
+        """All of it, flat."""
+        return EncodedConversations(
+            ids=np.concatenate([np.zeros(0, np.uint32), *self.ids]),
+            lengths=np.array([ids.size for ids in self.ids], np.uint32),
+            mask=np.concatenate([np.zeros(0, np.bool_), *self.masks]),
+            numbers=np.array(self.numbers, np.int64),
+            faults=sorted(self.faults),
+            dropped=sorted(self.dropped),
+            altered=self.altered,
+            media=self.media if any(self.media) else [],
+        )
+
+
+def _shorten(
+    out: _Outcome,
+    one: _Waiting,
+    made: Masked,
+    placed: Sequence[PlacedMedium],
+    rules: ChatRules,
+) -> None:
+    """Do with a conversation of too many tokens what the rules say."""
+    number, rendered, limit = one.number, one.rendered, rules.max_tokens or 0
+    long = f"{made.ids.size:,} tokens where {limit:,} are allowed"
+    if rules.overlong == "error":
+        raise OverlongError(
+            number,
+            f"has {long}: allow more, or choose what becomes of long ones (drop, truncate-turns, split)",
+        )
+    if rules.overlong == "drop":
+        out.dropped.append(LeftOut(number, f"overlong: {long}"))
+        return
+    if rules.overlong == "split" and placed:
+        out.dropped.append(LeftOut(number, f"overlong: {long}, and what holds media is never cut"))
+        return
+    if rules.overlong == "split":
+        _cut(out, number, made, limit)
+        return
+    turns = sorted(turn.head for turn in rendered.turns if turn is not None)
+    heads = made.tokens_at(rendered.text, turns)
+    if not heads:
+        why = rendered.problem or "its turns do not begin with tokens of their own"
+        out.dropped.append(LeftOut(number, f"overlong: {long}, and it cannot be cut: {why}"))
+        return
+    heads[0] = 0
+    kept = fit_turns(made.mask, heads, limit)
+    if kept:
+        out.add(number, made.ids[:kept], made.mask[:kept], kept_media(placed, kept))
+    else:
+        out.dropped.append(LeftOut(number, f"overlong: {long}, and no whole trained turns fit"))
+
+
+def _cut(out: _Outcome, number: int, made: Masked, limit: int) -> None:
+    """Make documents of the pieces of a conversation."""
+    for start, stop, trains in cut(made.mask, limit):
+        if trains:
+            out.add(number, made.ids[start:stop], made.mask[start:stop])
+        else:
+            where = f"tokens {start:,} to {stop:,} of {made.mask.size:,}, a piece of a conversation"
+            out.dropped.append(LeftOut(number, f"nothing to train: {where}"))
+
+
+def _disproof(encoder: ChatEncoder, text: RenderedText, made: Masked) -> str:
+    """Why the decoded trained tokens are not the trained text, empty where they are.
+
+    A tokenizer that works on bytes must give the text to the letter. The others may put a space
+    before a text or take white space from its ends, and what their normalizer changes comes back
+    changed: they are compared without white space and in Unicode's compatibility form.
+    """
+    control = int(encoder.is_control[made.ids].sum())
+    if text.lenient or control > len(text.control):  # unknown tokens decode to no text
+        return ""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], made.mask.astype(np.int8), [0]])))
+    runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    wanted = "".join(text.text[start:stop] for start, stop in text.stretches)
+    found = "".join(encoder.tokenizer.decode(made.ids[start:stop]) for start, stop in runs)
+    if not made.in_bytes:
+        wanted, found = (
+            "".join(unicodedata.normalize("NFKC", some).split()) for some in (wanted, found)
+        )
+    if wanted == found:
+        return ""
+    at = next(
+        (n for n, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b),
+        min(len(wanted), len(found)),
+    )
+    return (
+        f"its trained tokens decode to another text: {found[at : at + 20]!a} where "
+        f"{wanted[at : at + 20]!a} is trained"
+    )

@@ -1,0 +1,198 @@
+"""The tokenizer and the chat template of a job, chosen by its recipe and its inputs."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from batchloom.chat import choose_template
+from batchloom.core.errors import InputError
+from batchloom.preparation.documents.chat_encoding import ChatEncoder, TextEncoder
+from batchloom.preparation.documents.media_processor import job_processor, processor_template
+from batchloom.preparation.documents.record_parsers import TEMPLATED, Reading, Readings
+from batchloom.preparation.documents.text_sample import (
+    TRAIN_BYTES,
+    TRAIN_PROBE,
+    VERIFY_BYTES,
+    VERIFY_PROBE,
+    learning_texts,
+    sample_texts,
+)
+from batchloom.preparation.settings import Recipe
+from batchloom.sources.files import Source
+from batchloom.store.format import UINT16_IDS, token_dtype
+from batchloom.tokens import (
+    Tokenizer,
+    parse_train_spec,
+    resolve_tokenizer,
+    tokenizer_from_state,
+    train_tokenizer,
+    verify_control,
+    verify_engine,
+)
+
+Tell = Callable[[str], None]
+
+
+def job_tokenizer(
+    recipe: Recipe,
+    sources: Sequence[Source],
+    readings: Readings,
+    tell: Tell,
+    state: Mapping[str, Any] | None = None,
+) -> Tokenizer:
+    """The tokenizer of a job: kept by an earlier run, learned, or found; its engine compared.
+
+    Args:
+        recipe: names it.
+        sources: the inputs, which it is learned from and compared on.
+        readings: how their records become documents.
+        tell: is given sentences for the user.
+        state: what an earlier run has kept.
+
+    Raises:
+        TokenizerError: it cannot be found, read or trusted.
+        InputError: it cannot be the one that these inputs need.
+    """
+
+    def sample(most: int, probe: int) -> list[str]:
+        return sample_texts(
+            *(sources, readings.rules),
+            normalized=recipe.reading.normalize,
+            most=most,
+            probe=probe,
+            readings=readings,
+        )
+
+    size = parse_train_spec(recipe.tokenizer)
+    if state is not None:
+        tokenizer = tokenizer_from_state(state)
+    elif size is not None:
+        _refuse_ids(sources, readings)
+        learned_from = list(learning_texts(sample(TRAIN_BYTES, TRAIN_PROBE)))
+        tokenizer = train_tokenizer(learned_from, size)
+        # Without any text, of bad records alone perhaps, the job ends soon and says why.
+        if tokenizer.vocab_size < size and any(learned_from):
+            tell(
+                f"train:{size} gave {tokenizer.vocab_size:,} ids: the input has no more pairs that are seen twice. "
+                "More text, or a smaller number, gives as many as asked."
+            )
+    else:
+        tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
+    tokenizer = verify_engine(tokenizer, sample(VERIFY_BYTES, VERIFY_PROBE))
+    if tokenizer.engine.note:
+        tell(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
+    if tokenizer.lossy:
+        tell(
+            f"Tokenizer {tokenizer.name!r} has no token for characters it does not know: they are left out of "
+            "the documents, and nobody counts them. Give its tokenizer.json an unk_token, byte_fallback or all "
+            "256 bytes, or choose another --tokenizer."
+        )
+    return tokenizer
+
+
+def job_template(
+    recipe: Recipe,
+    sources: Sequence[Source],
+    readings: Readings,
+    tokenizer: Tokenizer,
+    tell: Tell,
+) -> ChatEncoder | None:
+    """Tokenizer and template for the conversations of a job; None where it has none.
+
+    Raises:
+        TemplateError: no such template, or one that cannot be used.
+    """
+    ways = {readings.of(source).way for source in sources}
+    media = recipe.reading.media
+    if media is not None and ways & {"conversation", "interleaved"}:
+        for note in job_processor(media, recipe.tokenizer).notes:
+            tell(f"{note}.")
+    if not ways & TEMPLATED:
+        # Nobody renders with it, but a name that means nothing was not meant.
+        template = recipe.chat.template
+        choose_template(
+            template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name
+        )
+        return None
+    encoder = chat_encoder(tokenizer, recipe)
+    if encoder.tokenizer is not tokenizer:
+        engine = encoder.tokenizer.engine
+        tell(f"Encoding conversations with {engine.name}: {engine.note}")
+    for note in encoder.notes:
+        tell(f"{note[:1].upper()}{note[1:]}.")
+    return encoder
+
+
+def unused_names(readings: Iterable[Reading], encoder: ChatEncoder | None) -> tuple[str, ...]:
+    """Return the columns, and the keys of messages, that neither batchloom nor the template reads."""
+    names: dict[str, None] = {}
+    for reading in readings:
+        names |= dict.fromkeys(reading.unused_columns)
+        names |= {
+            f"messages[].{key}": None
+            for key in reading.unused_keys
+            if encoder is None or not encoder.renderer.mentions(key)
+        }
+    return tuple(names)
+
+
+def chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
+    """The tokenizer with the recipe's template, on an engine that reads control tokens as it should.
+
+    Raises:
+        TemplateError: no such template, or one that cannot be used.
+    """
+    encoder, media = verify_control(tokenizer, ()), recipe.reading.media
+    if media is None:
+        return ChatEncoder(encoder, recipe.chat.template)
+    processor = job_processor(media, recipe.tokenizer)
+    beside = processor_template(media)
+    return ChatEncoder(
+        encoder,
+        recipe.chat.template,
+        families=processor.families,
+        templates={} if beside is None else {"default": beside},
+    )
+
+
+def media_encoder(
+    tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None
+) -> TextEncoder | None:
+    """The tokenizer for texts with media; None where media are not read.
+
+    Args:
+        tokenizer: of the job.
+        recipe: of the job.
+        chat: the same tokenizer with a template, where the job has one.
+
+    Raises:
+        TokenizerError: it does not know the processor's tokens.
+    """
+    media = recipe.reading.media
+    if media is None or chat is not None:
+        return None if chat is None else chat.text
+    families = job_processor(media, recipe.tokenizer).families
+    return TextEncoder(verify_control(tokenizer, ()), families)
+
+
+def dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
+    """The dtype of a token on disk.
+
+    Raises:
+        InputError: the recipe's is too small for the vocabulary.
+    """
+    if recipe.dtype == "uint16" and tokenizer.vocab_size > UINT16_IDS:
+        raise InputError(
+            f"--dtype uint16 holds ids up to {UINT16_IDS - 1:,}, tokenizer {tokenizer.name!r} has "
+            f"{tokenizer.vocab_size:,}; leave --dtype out, or give int32."
+        )
+    return token_dtype(recipe.dtype, tokenizer.vocab_size)
+
+
+def _refuse_ids(sources: Sequence[Source], readings: Readings) -> None:
+    """Ids were made by some tokenizer, and not by one that is learned only now."""
+    for source in sources:
+        if readings.of(source).way == "tokens":
+            raise InputError(
+                f"{source.name} holds token ids, which a tokenizer that is learned here cannot have made: name "
+                "the one that made them with --tokenizer, or leave this source out"
+            )

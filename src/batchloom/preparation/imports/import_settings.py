@@ -1,0 +1,113 @@
+"""The settings of ``import`` as one value."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+from batchloom.core.settings import nearest, raise_problems, to_plain
+from batchloom.preparation.imports.token_files import FLAT_DTYPES
+from batchloom.sources import input_labels
+
+How = Literal["link", "symlink", "copy"]
+_HOWS = ("link", "symlink", "copy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportSpec:
+    """How files of ids become a store.
+
+    Attributes:
+        inputs: Megatron prefixes, flat files of ids, ``.npy`` files, and folders of prefixes.
+        val: the same, for the subset ``val``.
+        tokenizer: what made the ids, as ``prepare`` takes it (but for ``train:N``), or None.
+        end_token: the end-of-document token, where the tokenizer does not say.
+        vocab_size: without a tokenizer: every id is below it.
+        dtype: of the ids of flat files.
+        eod: the id that ends each document of a flat file; without a tokenizer also what is
+            recorded as the end token.
+        document_tokens: tokens of a document of a flat file, where no id ends them.
+        val_fraction: share of documents, by hash, for the subset ``val``; only with ``copy``.
+        tokens_per_shard: of copied shards at most, except for a single longer document.
+        how: ``link`` (hard links), ``symlink`` (the store then needs the files where they are)
+            or ``copy``.
+    """
+
+    inputs: tuple[str, ...]
+    val: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    end_token: str | None = None
+    vocab_size: int | None = None
+    dtype: str | None = None
+    eod: int | None = None
+    document_tokens: int | None = None
+    val_fraction: float = 0.0
+    tokens_per_shard: int = 100_000_000
+    how: How = "link"
+
+    def __post_init__(self) -> None:
+        raise_problems(_problems(self) + _contradictions(self))
+        object.__setattr__(self, "val_fraction", float(self.val_fraction))
+
+
+def import_plain(spec: ImportSpec) -> dict[str, Any]:
+    """The settings as the manifest holds them: plain values, no absolute paths."""
+    labels = input_labels([*spec.inputs, *spec.val])
+    plain = to_plain(spec)
+    plain["inputs"], plain["val"] = labels[: len(spec.inputs)], labels[len(spec.inputs) :]
+    if spec.tokenizer and PurePath(spec.tokenizer).is_absolute():
+        plain["tokenizer"] = Path(spec.tokenizer).name
+    return plain
+
+
+def _problems(spec: ImportSpec) -> list[str]:
+    problems = []
+    if not spec.inputs:
+        problems.append("inputs: there are none; name at least one prefix or file")
+    if any(not isinstance(one, str) or not one for one in (*spec.inputs, *spec.val)):
+        problems.append(f"inputs: {(*spec.inputs, *spec.val)!r} holds something that is no path")
+    problems += _not_among("how", spec.how, _HOWS)
+    if spec.dtype is not None:
+        problems += _not_among("dtype", spec.dtype, FLAT_DTYPES)
+    least = {"vocab_size": 1, "eod": 0, "document_tokens": 1, "tokens_per_shard": 1}
+    for name, bound in least.items():
+        value = getattr(spec, name)
+        if value is None and name != "tokens_per_shard":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not bound <= value < 2**31:
+            problems.append(f"{name}: {value!r} is no whole number from {bound} to {2**31 - 1:,}")
+    value = spec.val_fraction
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        problems.append(f"val_fraction: {value!r} is not in [0, 1)")
+    return problems
+
+
+def _not_among(name: str, value: object, known: Sequence[str]) -> list[str]:
+    if value in known:
+        return []
+    return [f"{name}: {value!r} is none of {', '.join(known)}{nearest(str(value), known)}"]
+
+
+def _contradictions(spec: ImportSpec) -> list[str]:
+    problems = []
+    if (spec.tokenizer is None) == (spec.vocab_size is None):
+        problems.append(
+            "tokenizer: say what the ids mean: either --tokenizer, or --vocab-size where nobody knows it (batchloom "
+            "check PREFIX tells the highest id)"
+        )
+    if spec.tokenizer is None and spec.end_token is not None:
+        problems.append("end_token: is a word of a tokenizer; without --tokenizer give --eod ID")
+    if spec.eod is not None and spec.vocab_size is not None and spec.eod >= spec.vocab_size:
+        problems.append(f"eod: {spec.eod} is not of a vocabulary of {spec.vocab_size} ids")
+    if spec.eod is not None and spec.document_tokens is not None:
+        problems.append(
+            "document_tokens: a document ends at --eod or after so many tokens, not both"
+        )
+    if spec.val_fraction and spec.val:
+        problems.append("val_fraction: --val names the files of val already; leave one of them out")
+    if spec.val_fraction and spec.how != "copy":
+        problems.append(
+            f"val_fraction: a file that is linked is one subset as a whole; give --copy, or name files of its own "
+            f"with --val (how is {spec.how!r})"
+        )
+    return problems

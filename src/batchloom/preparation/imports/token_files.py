@@ -1,0 +1,330 @@
+"""Files of token ids as they are found: Megatron prefixes, flat files, ``.npy`` arrays."""
+
+import ast
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, InputMissingError, StoreError
+from batchloom.core.files import describe_missing, refuse_url
+from batchloom.sources import STORE_MARK, input_labels
+from batchloom.store import map_file
+from batchloom.store.format import Mask, map_mask
+from batchloom.store.read import map_prefix, refuse_lone_shard
+from batchloom.store.write import write_pieces
+
+FLAT_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+_BLOCK = 1 << 22
+_MOST_HEADER = 10_000
+_HINT = "give --eod ID (the id that ends each document) or --document-tokens N (pieces of N tokens)"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An input by its place.
+
+    Attributes:
+        path: the file with the tokens.
+        name: what origins call it.
+        kind: ``megatron``, ``flat`` or ``npy``.
+        size: bytes of the file.
+        mtime_ns: when it was last written.
+    """
+
+    path: Path
+    name: str
+    kind: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """What is said of files that do not say it themselves.
+
+    Attributes:
+        dtype: of a token in a flat file.
+        eod: the id that ends each document.
+        document_tokens: tokens of a document, where nothing marks its end.
+        end_id: the tokenizer's end token, where there is a tokenizer.
+    """
+
+    dtype: str | None = None
+    eod: int | None = None
+    document_tokens: int | None = None
+    end_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """An input, mapped.
+
+    Attributes:
+        found: its place.
+        tokens: all ids in the file's own dtype [T].
+        lengths: tokens of each document, uint32 [D].
+        starts: first token of each document, int64 [D]; None where they lie back to back in order.
+        header: bytes before the first token.
+        mask: which tokens are trained; None where all are.
+    """
+
+    found: Found
+    tokens: NDArray[Any]
+    lengths: NDArray[np.uint32]
+    starts: NDArray[np.int64] | None
+    header: int
+    mask: Mask | None
+
+
+def find_inputs(inputs: Sequence[str]) -> list[Found]:
+    """The token files that ``inputs`` name: prefixes, files, and folders of prefixes.
+
+    Raises:
+        InputMissingError: there is nothing, or nothing of tokens.
+        InputError: a store, a shard of one that says what its shards do not, or a file that is no token file.
+    """
+    found: list[Found] = []
+    for given, label in zip(inputs, input_labels(inputs), strict=True):
+        path = Path(os.path.expanduser(given))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+        if not path.is_dir():
+            found.append(_find(path, label))
+            continue
+        if (path / STORE_MARK).exists():
+            raise InputError(f"{given} is a store already: open it, or name a prefix inside it.")
+        prefixes = sorted(one.with_suffix("") for one in path.glob("*.idx"))
+        if not prefixes:
+            raise InputMissingError(
+                f"{given} holds no Megatron prefix (NAME.bin with NAME.idx); name flat files one by one."
+            )
+        found += [_find(prefix, f"{label}/{prefix.name}") for prefix in prefixes]
+    return found
+
+
+def _find(path: Path, label: str) -> Found:
+    refuse_url(path, "A token file")
+    stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    if stem.with_name(stem.name + ".idx").is_file():
+        refuse_lone_shard(stem)
+        tokens, kind = stem.with_name(stem.name + ".bin"), "megatron"
+        label = label[: len(label) - len(path.name) + len(stem.name)]
+    else:
+        tokens, kind = path, "npy" if path.suffix == ".npy" else "flat"
+    try:
+        status = tokens.stat()
+    except OSError as error:
+        remedy = "name a Megatron prefix (NAME.bin with NAME.idx), a flat file of ids, or a .npy"
+        raise InputMissingError(describe_missing(str(tokens), remedy)) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(
+            f"{tokens} is neither a file nor a folder; write what it gives into a file first."
+        )
+    if not status.st_size:
+        raise InputMissingError(
+            f"{tokens} is empty: it has 0 bytes; name a file with something in it."
+        )
+    return Found(tokens, label, kind, status.st_size, status.st_mtime_ns)
+
+
+def open_tokens(found: Found, cutting: Cutting, scratch: Path) -> TokenFile:
+    """Map an input and find its documents.
+
+    Args:
+        found: the input.
+        cutting: what the user says of files without an index.
+        scratch: where the lengths of a flat file's documents are kept, so that they need no memory.
+
+    Raises:
+        InputError: the file contradicts what was said of it, or leaves open what documents are.
+        StoreError: a damaged prefix.
+    """
+    if found.kind == "megatron":
+        return _open_prefix(found, cutting)
+    if found.kind == "npy":
+        tokens, header = _map_array(found.path)
+        _agree(found.path, cutting.dtype, tokens.dtype)
+    else:
+        cutting = _with_sidecar(found.path, cutting)
+        tokens, header = _map_flat(found.path, cutting.dtype), 0
+    rows = tokens.shape[1] if tokens.ndim == 2 else None
+    if rows is not None and (cutting.eod, cutting.document_tokens) == (None, None):
+        lengths: Iterator[NDArray[np.uint32]] = _even_lengths(tokens.size, rows)
+    else:
+        lengths = _cut(found.path, tokens.reshape(-1), cutting)
+    write_pieces(scratch, (piece.astype("<u4").tobytes() for piece in lengths))
+    sizes = np.frombuffer(map_file(scratch), "<u4")
+    tokens = tokens.reshape(-1)
+    return TokenFile(found, tokens, sizes, None, header, _mask_beside(found.path, tokens.size))
+
+
+def _open_prefix(found: Found, cutting: Cutting) -> TokenFile:
+    stem = found.path.with_suffix("")
+    if cutting.document_tokens is not None:
+        raise InputError(
+            f"{stem}.idx says where documents end; leave --document-tokens out, or name {found.path.name} alone, "
+            "away from its index."
+        )
+    shard, lengths = map_prefix(stem)
+    if not lengths.size:
+        raise InputMissingError(f"{stem} holds no documents.")
+    _agree(found.path, cutting.dtype, shard.tokens.dtype)
+    pointers = np.frombuffer(shard.pointers, np.int64)
+    starts = None if _in_order(pointers, lengths, shard.tokens.dtype.itemsize) else pointers
+    if starts is not None:
+        starts = starts // shard.tokens.dtype.itemsize
+    mask = _mask_beside(found.path, shard.tokens.size)
+    return TokenFile(found, shard.tokens, lengths, starts, 0, mask)
+
+
+def _in_order(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], itemsize: int) -> bool:
+    """Whether documents lie one after the other; an empty one may point anywhere."""
+    end = 0
+    for start in range(0, len(lengths), _BLOCK):
+        sizes = lengths[start : start + _BLOCK].astype(np.int64) * itemsize
+        ends = end + np.cumsum(sizes)
+        apart = pointers[start : start + _BLOCK] != ends - sizes
+        if (apart & (sizes > 0)).any():
+            return False
+        end = int(ends[-1])
+    return True
+
+
+def _agree(path: Path, said: str | None, dtype: np.dtype[Any]) -> None:
+    if said is not None and np.dtype(said) != dtype.newbyteorder("="):
+        raise InputError(
+            f"--dtype says {said}, and {path} says {dtype.name} of itself; leave --dtype out for files that say it."
+        )
+
+
+def _map_flat(path: Path, dtype: str | None) -> NDArray[Any]:
+    if dtype is None:
+        raise InputError(
+            f"{path} does not say what its ids are: give --dtype (uint16 for most vocabularies below 65,536, else "
+            "uint32 or int32)."
+        )
+    chosen = np.dtype(dtype).newbyteorder("<")
+    view = map_file(path)
+    if len(view) % chosen.itemsize:
+        raise InputError(
+            f"{path} has {len(view):,} bytes, no multiple of the {chosen.itemsize} of {dtype}: another --dtype, or a "
+            "file cut short."
+        )
+    return np.frombuffer(view, chosen)
+
+
+def _map_array(path: Path) -> tuple[NDArray[Any], int]:
+    """A ``.npy`` file of one or two dimensions, and the bytes of its header.
+
+    The header is read here: numpy's own reader answers damaged ones with half a dozen kinds of errors.
+    Source: numpy/lib/format.py, versions 1 to 3.
+    """
+    view = map_file(path)
+    start, header = _npy_header(view)
+    descr, shape = header.get("descr"), header.get("shape")
+    if not isinstance(descr, str) or not _is_shape(shape):
+        raise InputError(f"{path} is no .npy file, or is damaged; save ids with numpy.save.")
+    ordered = header.get("fortran_order") is False or len(shape) == 1
+    if not re.fullmatch(r"[<>|=]?[iu][1248]", descr) or len(shape) not in (1, 2) or not ordered:
+        raise InputError(
+            f"{path} holds {descr} numbers of shape {shape}; wanted are integers (i or u) of one dimension, or of two "
+            "(a row is a document), in C order."
+        )
+    dtype, count = np.dtype(descr), math.prod(shape)
+    if not count:
+        raise InputMissingError(f"{path} is empty: its shape is {shape}.")
+    if len(view) - start != count * dtype.itemsize:
+        raise InputError(
+            f"{path} has {len(view) - start:,} bytes after its header, and {count:,} ids of {descr} take "
+            f"{count * dtype.itemsize:,}: it is cut short or damaged."
+        )
+    return np.frombuffer(view, dtype, offset=start).reshape(shape), start
+
+
+def _npy_header(view: memoryview) -> tuple[int, dict[str, Any]]:
+    """Where the numbers of a ``.npy`` file begin, and what its header says; nothing where it is none."""
+    if bytes(view[:6]) != b"\x93NUMPY" or len(view) < 12 or view[6] not in (1, 2, 3):
+        return 0, {}
+    at = 10 if view[6] == 1 else 12
+    start = at + int.from_bytes(view[8:at], "little")
+    try:
+        header = ast.literal_eval(bytes(view[at : min(start, at + _MOST_HEADER)]).decode("latin-1"))
+    except (ValueError, SyntaxError, RecursionError, TypeError):
+        return 0, {}
+    return (start, header) if isinstance(header, dict) and start <= len(view) else (0, {})
+
+
+def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
+    return isinstance(value, tuple) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _with_sidecar(path: Path, cutting: Cutting) -> Cutting:
+    """What ``batchloom export --to flat`` wrote beside the file, where the user says nothing else."""
+    try:
+        beside = json.loads(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return cutting
+    if not isinstance(beside, dict) or beside.get("dtype") not in FLAT_DTYPES:
+        return cutting
+    eod = beside.get("eod") if isinstance(beside.get("eod"), int) else None
+    if cutting.eod is not None or cutting.document_tokens is not None:
+        eod = cutting.eod
+    return Cutting(cutting.dtype or beside["dtype"], eod, cutting.document_tokens, cutting.end_id)
+
+
+def _cut(path: Path, tokens: NDArray[Any], cutting: Cutting) -> Iterator[NDArray[np.uint32]]:
+    """The lengths of a flat file's documents, in pieces."""
+    if cutting.document_tokens is not None:
+        yield from _even_lengths(tokens.size, cutting.document_tokens)
+        return
+    eod = cutting.end_id if cutting.eod is None else cutting.eod
+    if eod is None:
+        raise InputError(f"{path} does not say where documents end: {_HINT}.")
+    last = -1
+    for start in range(0, tokens.size, _BLOCK):
+        ends = start + np.flatnonzero(tokens[start : start + _BLOCK] == eod)
+        if ends.size:
+            yield _counts(np.diff(ends, prepend=last), path)
+            last = int(ends[-1])
+    if last < 0:
+        raise InputError(f"{path} holds no id {eod}, which should end documents: {_HINT}.")
+    if last + 1 < tokens.size:
+        yield _counts(np.array([tokens.size - 1 - last]), path)
+
+
+def _counts(lengths: NDArray[np.int64], path: Path) -> NDArray[np.uint32]:
+    if int(lengths.max()) >= 2**31:
+        raise InputError(
+            f"{path} has a document of {int(lengths.max()):,} tokens, and an index holds at most {2**31 - 1:,} for "
+            f"one: {_HINT}."
+        )
+    return lengths.astype(np.uint32)
+
+
+def _even_lengths(total: int, each: int) -> Iterator[NDArray[np.uint32]]:
+    whole, rest = divmod(total, each)
+    for start in range(0, whole, _BLOCK):
+        yield np.full(min(_BLOCK, whole - start), each, np.uint32)
+    if rest:
+        yield np.array([rest], np.uint32)
+
+
+def _mask_beside(path: Path, tokens: int) -> Mask | None:
+    """The ``.mask`` of the same name, as ``batchloom export`` leaves it."""
+    beside = path.with_suffix(".mask")
+    if not beside.is_file():
+        return None
+    mask = map_mask(beside, tokens)
+    beyond = int(mask.bits[-1]) >> (tokens % 8 or 8) if tokens else 0
+    if mask.count() != mask.trained or beyond:
+        raise StoreError(
+            f"{beside} says {mask.trained:,} trained tokens and marks {mask.count():,}: it is damaged. Export it anew."
+        )
+    return mask if mask.trained < tokens else None

@@ -1,0 +1,386 @@
+"""``import``: a store around files of token ids that are there already."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import msgspec
+import numpy as np
+
+from batchloom.core.errors import InputError, StoreConflictError, TokenizerError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.imports.import_settings import How, ImportSpec, import_plain
+from batchloom.preparation.imports.import_shards import (
+    Copying,
+    Taken,
+    decide_membership,
+    link_file,
+    linked_dtype,
+)
+from batchloom.preparation.imports.token_files import Cutting, Found, find_inputs, open_tokens
+from batchloom.preparation.imports.token_pass import IdCheck, Stretch
+from batchloom.preparation.phases import move_store, subset_entry
+from batchloom.preparation.report import (
+    Listener,
+    Note,
+    PrepareResult,
+    Progress,
+    ReportedSource,
+    log_notes,
+    read_facts,
+    result_of,
+)
+from batchloom.preparation.rerun import check_folder, remove_leftover
+from batchloom.preparation.settings import make_inputs
+from batchloom.preparation.units import WORK_VERSION, JobFacts, WorkFolder, share_notes, source_hash
+from batchloom.store import (
+    MANIFEST_NAME,
+    REPORT_NAME,
+    Manifest,
+    PartEntry,
+    ShardEntry,
+    manifest_bytes,
+    read_manifest,
+    write_file,
+)
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    TOKEN_DTYPES,
+    TOKENIZER_NAME,
+    Counts,
+    SourceEntry,
+    seal,
+    shard_name,
+    token_dtype,
+    tokenizer_entry,
+)
+from batchloom.store.write import make_folder
+from batchloom.tokens import NoTokenizer, Tokenizer, parse_train_spec, resolve_tokenizer
+
+Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def import_tokens(
+    inputs: Inputs,
+    *,
+    out: str | os.PathLike[str],
+    val: Inputs = (),
+    tokenizer: str | None = None,
+    end_token: str | None = None,
+    vocab_size: int | None = None,
+    dtype: str | None = None,
+    eod: int | None = None,
+    document_tokens: int | None = None,
+    val_fraction: float = 0.0,
+    tokens_per_shard: int = 100_000_000,
+    how: How = "link",
+    progress: Listener | None = None,
+) -> PrepareResult:
+    """Make a store around files of ids, which stay where they are and as they are.
+
+    Every id is looked at once, in bounded memory, and must be of the vocabulary. On a finished
+    store the same arguments succeed at once.
+
+    Args:
+        inputs: Megatron prefixes, flat files of ids, ``.npy`` files, and folders of prefixes.
+        out: the store's folder.
+        val: see :class:`~batchloom.preparation.imports.ImportSpec`, like all arguments below.
+        tokenizer: see there.
+        end_token: see there.
+        vocab_size: see there.
+        dtype: see there.
+        eod: see there.
+        document_tokens: see there.
+        val_fraction: see there.
+        tokens_per_shard: see there.
+        how: see there.
+        progress: is called with a Note or a Progress; without it, notes go to the log ``batchloom``.
+
+    Raises:
+        SettingsError: settings that are unknown or contradict each other.
+        InputMissingError: an input does not exist or holds nothing.
+        InputError: ids outside the vocabulary, a dtype that disagrees, or a file that cannot be a
+            shard as it is.
+        StoreError: a damaged prefix.
+        TokenizerError: the tokenizer cannot be found, read or trusted.
+        StoreConflictError: ``out`` holds something else than this job would write.
+        OutputError: ``out`` cannot be written, or a file cannot be linked into it.
+    """
+    spec = ImportSpec(
+        inputs=make_inputs(inputs),
+        val=make_inputs(val),
+        tokenizer=tokenizer,
+        end_token=end_token,
+        vocab_size=vocab_size,
+        dtype=dtype,
+        eod=eod,
+        document_tokens=document_tokens,
+        val_fraction=val_fraction,
+        tokens_per_shard=tokens_per_shard,
+        how=how,
+    )
+    return run_import(spec, Path(out), progress or log_notes)
+
+
+def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult:
+    """Carry out an import into ``out``; see :func:`import_tokens`."""
+    began = time.perf_counter()
+    found = find_inputs([*spec.inputs, *spec.val])
+    first_val = len(find_inputs(spec.inputs))
+    _refuse_twice(found)
+    tokenizer = _tokenizer(spec)
+    manifest = _finished(out, spec, found, tokenizer)
+    if manifest is not None:
+        remove_leftover(out)
+        return result_of(out, manifest, seconds=time.perf_counter() - began, already_done=True)
+    check_folder(out)
+    with WorkFolder(out) as work:
+        job = _Import(work, spec, found, first_val, tokenizer, listener)
+        return job.run(began)
+
+
+def _tokenizer(spec: ImportSpec) -> Tokenizer | None:
+    if spec.tokenizer is None:
+        return None
+    if parse_train_spec(spec.tokenizer) is not None:
+        raise TokenizerError(
+            f"{spec.tokenizer} would be learned from texts, and these are ids already: name the tokenizer that made "
+            "them, or give --vocab-size"
+        )
+    return resolve_tokenizer(spec.tokenizer, end_token=spec.end_token)
+
+
+def _refuse_twice(found: Sequence[Found]) -> None:
+    seen: dict[Path, str] = {}
+    for one in found:
+        path = one.path.resolve()
+        if path in seen:
+            raise InputError(
+                f"{one.name} and {seen[path]} are the same file; name each file once, for one subset."
+            )
+        seen[path] = one.name
+
+
+def _reported(found: Sequence[Found]) -> list[ReportedSource]:
+    return [
+        ReportedSource(one.name, str(one.path.resolve()), one.size, one.mtime_ns) for one in found
+    ]
+
+
+def _finished(
+    out: Path, spec: ImportSpec, found: Sequence[Found], tokenizer: Tokenizer | None
+) -> Manifest | None:
+    """The manifest of the finished store at ``out`` when this import would write the same."""
+    if not (out / MANIFEST_NAME).exists():
+        return None
+    manifest, report = read_manifest(out), read_facts(out)
+    differences = [
+        f"{name}: {manifest.recipe.get(name)!r} -> {value!r}"
+        for name, value in import_plain(spec).items()
+        if manifest.recipe.get(name) != value
+    ]
+    if report is None or report.sources != _reported(found):
+        differences.append("inputs: they are other files, or were written anew")
+    if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer.fingerprint:
+        differences.append(f"tokenizer: {spec.tokenizer} is not what it was")
+    if differences:
+        raise StoreConflictError(
+            f"{out} holds a finished store of another job ({'; '.join(differences[:3])}); choose another --out, or "
+            "delete that folder."
+        )
+    return manifest
+
+
+@final
+class _Import:
+    """One import in its work folder."""
+
+    def __init__(
+        self,
+        work: WorkFolder,
+        spec: ImportSpec,
+        found: Sequence[Found],
+        first_val: int,
+        tokenizer: Tokenizer | None,
+        listener: Listener,
+    ) -> None:
+        self._work, self._spec, self._found, self._first_val = work, spec, found, first_val
+        self._known, self._listener = tokenizer, listener
+        self._vocab_size = tokenizer.vocab_size if tokenizer else spec.vocab_size or 0
+        whose = f"tokenizer {tokenizer.name!r}" if tokenizer else "a vocabulary of that size"
+        self._check = IdCheck(self._vocab_size, whose)
+        self._notes: list[str] = []
+        self._done = [0, 0, 0]
+        self._total = 0
+
+    def run(self, began: float) -> PrepareResult:
+        """Do all of it; an import that was stopped begins anew, unless only the move was left."""
+        self._begin()
+        manifest = read_manifest(self._work.store) if self._work.complete else self._make()
+        move_store(self._work)
+        return result_of(
+            self._work.out,
+            manifest,
+            seconds=time.perf_counter() - began,
+            notes=tuple(self._notes),
+        )
+
+    def _begin(self) -> None:
+        job = JobFacts(
+            work_version=WORK_VERSION,
+            recipe=import_plain(self._spec),
+            constants=[],
+            sources=[(one.name, one.size, one.mtime_ns) for one in self._found],
+        )
+        if not self._work.has_results():
+            self._work.clear()
+            self._work.begin(job)
+        elif self._work.job() != job:
+            raise StoreConflictError(
+                f"{self._work.out} holds unfinished work of another job; delete {self._work.path} to begin anew, or "
+                "choose another --out."
+            )
+
+    def _make(self) -> Manifest:
+        spec, known = self._spec, self._known
+        end_id = known.end_id if known else None
+        cutting = Cutting(spec.dtype, spec.eod, spec.document_tokens, end_id)
+        files = []
+        for number, found in enumerate(self._found):
+            file = open_tokens(found, cutting, self._work.path / f"lengths.{number}")
+            self._check.check_dtype(file)
+            files.append(Taken(file, "val" if number >= self._first_val else "train"))
+        self._total = sum(taken.file.tokens.nbytes for taken in files)
+        if spec.how == "copy":
+            dtype, overrides, shards = self._copy(files)
+        else:
+            dtype, overrides, shards = self._link(files)
+        tokenizer = known or NoTokenizer(self._vocab_size, self._end_id(files))
+        return self._finish(files, shards, dtype, tokenizer, overrides)
+
+    def _link(self, files: list[Taken]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+        dtypes = {linked_dtype(taken.file): taken.file.found.path for taken in files}
+        if len(dtypes) > 1:
+            one, other = (f"{path} holds {name}" for name, path in sorted(dtypes.items()))
+            raise InputError(
+                f"{one}, {other}, and a store has one dtype: import them apart, or give --copy."
+            )
+        shards: dict[str, list[ShardEntry]] = {"train": [], "val": []}
+        for part, taken in enumerate(files):
+            folder = self._work.store / taken.subset
+            make_folder(folder)
+            stem = folder / shard_name(len(shards[taken.subset]))
+            shards[taken.subset].append(
+                link_file(taken, stem, part, self._spec.how, self._check, self._ticker("read"))
+            )
+        return next(iter(dtypes)), {}, shards
+
+    def _copy(self, files: list[Taken]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+        dtype = token_dtype("auto", self._vocab_size)
+        fraction = self._spec.val_fraction
+        membership = decide_membership(files, fraction, self._check, self._ticker("read"))
+        most, tick = self._spec.tokens_per_shard, self._ticker("write")
+        copying = Copying(self._work.store, TOKEN_DTYPES[dtype], most, self._check, tick)
+        overrides = {f"{value:032x}": name for value, name in membership.overrides}
+        return dtype, overrides, copying.write(files, membership)
+
+    def _ticker(self, phase: Any) -> Any:
+        self._done = [0, 0, 0]
+
+        def tick(stretch: Stretch) -> None:
+            done = self._done
+            done[0] += stretch.tokens.nbytes
+            done[1] += len(stretch.lengths)
+            done[2] += stretch.tokens.size
+            self._listener(Progress(phase, done[0], self._total, 0, done[1], done[2], 0))
+
+        return tick
+
+    def _end_id(self, files: Sequence[Taken]) -> int:
+        """The end token nobody named: what all documents end with, else 0, which fills padding."""
+        if self._spec.eod is not None:
+            return self._spec.eod
+        lasts = set().union(*(taken.edges.lasts for taken in files))
+        if len(lasts) == 1:
+            return int(lasts.pop())
+        self._note(
+            "Documents do not all end with the same id, and no --eod is given: id 0 is recorded as the end token, "
+            "which only fills padding."
+        )
+        return 0
+
+    def _finish(
+        self,
+        files: list[Taken],
+        shards: dict[str, list[ShardEntry]],
+        dtype: str,
+        tokenizer: Tokenizer,
+        overrides: dict[str, str],
+    ) -> Manifest:
+        store = self._work.store
+        subsets = {
+            name: subset_entry(store / name, found) for name, found in shards.items() if found
+        }
+        documents = sum(entry.documents for entry in subsets.values())
+        tokens = sum(entry.tokens for entry in subsets.values())
+        by_subset = {name: entry.tokens for name, entry in subsets.items()}
+        shares = {"val": self._spec.val_fraction}
+        for text in share_notes(shares, by_subset, documents, balance=False, texts=False):
+            self._note(text)
+        plain = import_plain(self._spec)
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            generation=1,
+            dtype=dtype,
+            # Who encoded is not known, only whose ids they are said to be.
+            tokenizer=msgspec.structs.replace(
+                tokenizer_entry(tokenizer), engine="imported", engine_version=""
+            ),
+            recipe=plain,
+            recipe_fingerprint=fingerprint(
+                {name: value for name, value in plain.items() if name not in ("inputs", "val")}
+            ),
+            counts=Counts(documents, documents, tokens, 0, {}),
+            subsets=subsets,
+            subset_overrides=overrides,
+            sources=tuple(self._source(taken, tokenizer) for taken in files),
+        )
+        report = {
+            "sources": msgspec.to_builtins(_reported(self._found)),
+            "out": os.path.abspath(self._work.out),  # noqa: PTH100
+            "notes": self._notes,
+        }
+        write_file(store / TOKENIZER_NAME, msgspec.json.encode(tokenizer.state()))
+        write_file(
+            store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+        )
+        sealed = seal(manifest)
+        write_file(store / MANIFEST_NAME, manifest_bytes(sealed))
+        return sealed
+
+    def _source(self, taken: Taken, tokenizer: Tokenizer) -> SourceEntry:
+        found, edges = taken.file.found, taken.edges
+        ended, begun = edges.lasts == {tokenizer.end_id}, edges.firsts == {tokenizer.bos_id}
+        if self._known and not ended:
+            self._note(
+                f"Not every document of {found.name} ends with {tokenizer.name!r}'s end token {tokenizer.end_id}; they "
+                "stay as they are."
+            )
+        count = len(taken.file.lengths)
+        return SourceEntry(
+            name=found.name,
+            kind=found.kind,
+            bytes=found.size,
+            hash=source_hash([taken.checksum]),
+            documents=count,
+            tokens=int(np.sum(taken.file.lengths, dtype=np.int64)),
+            bos="present" if begun else "absent",
+            end="present" if ended else "absent",
+            parts=(PartEntry(taken.file.header, found.size, count),),
+        )
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._listener(Note(text))

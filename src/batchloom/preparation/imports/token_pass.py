@@ -1,0 +1,138 @@
+"""One pass over ids that are there already: every id is looked at, every document hashed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError
+from batchloom.preparation.imports.token_files import TokenFile
+from batchloom.preparation.units import back_to_back
+
+_DOCUMENTS = 1 << 16
+_TOKENS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring documents of a file.
+
+    Attributes:
+        first: number of the first one in the file.
+        lengths: tokens of each, int64 [n].
+        starts: first token of each in the file, int64 [n].
+        tokens: the ids of all, back to back, in the file's dtype.
+    """
+
+    first: int
+    lengths: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    tokens: NDArray[Any]
+
+
+@dataclass(slots=True)
+class Edges:
+    """What documents begin and end with, where all begin or end alike."""
+
+    firsts: set[int] = field(default_factory=set)
+    lasts: set[int] = field(default_factory=set)
+
+    def add(self, stretch: Stretch) -> None:
+        """Look at more documents; empty ones have no edges."""
+        filled = stretch.lengths > 0
+        ends = np.cumsum(stretch.lengths)[filled]
+        if not ends.size:
+            return
+        firsts = stretch.tokens[ends - stretch.lengths[filled]]
+        lasts = stretch.tokens[ends - 1]
+        # Two different ones say as much as all of them.
+        self.firsts |= {int(firsts.min()), int(firsts.max())}
+        self.lasts |= {int(lasts.min()), int(lasts.max())}
+
+
+def stretches(file: TokenFile) -> Iterator[Stretch]:
+    """The documents of a file in order, a bounded number of tokens at a time.
+
+    Only a single longer document makes a longer stretch.
+    """
+    at = first = 0
+    while first < len(file.lengths):
+        lengths = file.lengths[first : first + _DOCUMENTS].astype(np.int64)
+        sums = np.cumsum(lengths)
+        count = max(1, int(np.searchsorted(sums, _TOKENS, side="right")))
+        lengths = lengths[:count]
+        total = int(sums[min(count, len(sums)) - 1])
+        if file.starts is None:
+            starts = at + sums[:count] - lengths
+            tokens = file.tokens[at : at + total]
+        else:
+            starts = file.starts[first : first + count]
+            tokens = back_to_back(file.tokens, starts, starts + lengths)
+        yield Stretch(first, lengths, starts, tokens)
+        at, first = at + total, first + len(lengths)
+
+
+def hash_ids(stretch: Stretch) -> NDArray[np.uint64]:
+    """XXH3-128 of each document's ids as little-endian u32, (low, high) halves, uint64 [n, 2].
+
+    The same ids have the same hash in whatever dtype they lie.
+    """
+    if len(stretch.lengths) == 1:
+        digest = xxhash.xxh3_128()
+        for start in range(0, stretch.tokens.size, _TOKENS):
+            digest.update(stretch.tokens[start : start + _TOKENS].astype("<u4").data)
+        digests = digest.digest()
+    else:
+        data = stretch.tokens.astype("<u4").view(np.uint8).data
+        stops = np.cumsum(stretch.lengths * 4).tolist()
+        one = xxhash.xxh3_128_digest
+        digests = b"".join([one(data[a:b]) for a, b in zip([0, *stops[:-1]], stops, strict=True)])
+    # A digest is big-endian, its high half first.
+    return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
+
+
+@final
+class IdCheck:
+    """Refuses ids outside a vocabulary.
+
+    Args:
+        vocab_size: every id must be below it.
+        whose: whose vocabulary it is, for the message.
+    """
+
+    def __init__(self, vocab_size: int, whose: str) -> None:
+        self._vocab_size, self._whose = vocab_size, whose
+
+    def check_dtype(self, file: TokenFile) -> None:
+        """Refuse a dtype that cannot hold the vocabulary, in which ids must have been cut.
+
+        Raises:
+            InputError: names both.
+        """
+        most = int(np.iinfo(file.tokens.dtype).max)
+        if self._vocab_size - 1 > most:
+            raise InputError(
+                f"{file.found.path} holds {file.tokens.dtype.name} ids, which end at {most:,}; {self._whose} has "
+                f"{self._vocab_size:,}: the ids were made by another tokenizer, or cut when they were written. Name "
+                "the one that made them with --tokenizer or --vocab-size."
+            )
+
+    def check(self, file: TokenFile, stretch: Stretch) -> None:
+        """Refuse ids of these documents that are not of the vocabulary.
+
+        Raises:
+            InputError: names the file, the document and the id.
+        """
+        ids = stretch.tokens
+        if not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < self._vocab_size):
+            return
+        place = int(np.flatnonzero((ids < 0) | (ids >= self._vocab_size))[0])
+        inside = int(np.searchsorted(np.cumsum(stretch.lengths), place, side="right"))
+        raise InputError(
+            f"{file.found.path}, document {stretch.first + inside}: holds id {int(ids[place])}; {self._whose} has ids "
+            f"0 to {self._vocab_size - 1:,}. Name the tokenizer that made them with --tokenizer, or the size of its "
+            "vocabulary with --vocab-size; with a wrong --dtype ids are wrong, too."
+        )

@@ -1,0 +1,178 @@
+"""What was left out as a duplicate, by pair of sources, with the first words of some of it."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.files import let_go, read_regular
+from batchloom.preparation.dedup import DUPLICATE
+from batchloom.preparation.documents import Membership
+from batchloom.preparation.report import (
+    DuplicateExample,
+    DuplicatePair,
+    PairTally,
+    Rest,
+    source_groups,
+)
+from batchloom.preparation.units import (
+    MOST_SAMPLES,
+    ROW,
+    ROWS_NAME,
+    UnitWork,
+    claimed_file,
+    reading,
+    tokens_name,
+    written_lengths,
+)
+from batchloom.store import write_file
+from batchloom.store.format import SUBSETS
+from batchloom.tokens import Tokenizer
+
+# What is said of documents that the store holds already.
+OLDER = "(the store)"
+_STRETCH = 1 << 20
+_WORDS_TOKENS = 64
+# Looked at for examples in each stretch.
+_LOOKED_AT = 1000
+
+# Duplicates by pair of sources, and what is said of pairs that are not listed.
+Pairs = tuple[list[DuplicatePair], Rest]
+
+
+def pairs_once(place: Path, attempt: str, find: Callable[[], Pairs]) -> Pairs:
+    """What is kept at ``place``; what is found and kept there where nothing is yet.
+
+    The files that examples are read from go as shards are written, so a job that goes on cannot find them again.
+
+    Args:
+        place: the file; its name says all that decides what is found.
+        attempt: sets the file of this run apart from that of another one.
+        find: finds them.
+
+    Raises:
+        StoreConflictError: the file is damaged.
+        OutputError: it cannot be written.
+    """
+    if place.exists():
+        with reading(place):
+            kept: Pairs = msgspec.json.decode(read_regular(place), type=Pairs)
+            return kept
+    found = find()
+    with claimed_file(place, attempt) as aside:
+        write_file(aside, msgspec.json.encode(found))
+    return found
+
+
+@final
+class DuplicateReader:
+    """Reads the files that name duplicates.
+
+    Args:
+        units: all units in order.
+        older: how many files of keys stand before those of the units.
+        inputs: what each input is called.
+        membership: the shares of the subsets, by which temporary files are apart.
+        dtype: of a token on disk.
+        tokenizer: turns the first tokens into words.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[UnitWork],
+        older: int,
+        inputs: Sequence[str],
+        membership: Membership,
+        dtype: np.dtype[np.generic],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._units, self._older, self._membership = units, older, membership
+        self._dtype, self._tokenizer = dtype, tokenizer
+        sources = [part.source for one in units for part in one.unit.parts]
+        groups, names = source_groups(
+            [source.name for source in sources], [inputs[source.input] for source in sources]
+        )
+        self._groups = np.array(groups, np.int64)
+        self._firsts = np.cumsum([0, *(len(one.unit.parts) for one in units)])
+        # What an older generation has is one group of its own, the last.
+        self._tally = PairTally([*names, *([OLDER] if older else [])])
+        self._store = len(names)
+
+    def pairs(self, files: Iterable[Path]) -> Pairs:
+        """Duplicates by pair of sources, and what is said of pairs that are not listed."""
+        for rows in _stretches(files):
+            dropped = self._group(rows["unit"], rows["part"])
+            kept = self._group(rows["first_unit"], rows["first_part"])
+            self._tally.add(dropped, kept)
+            for at in _first_of_pairs(dropped, kept):
+                pair = int(dropped[at]), int(kept[at])
+                if self._tally.wants(*pair) and (example := self._example(rows[at])):
+                    self._tally.example(*pair, example)
+        return self._tally.pairs()
+
+    def _group(self, units: NDArray[np.uint32], parts: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """The group of sources that documents are of [D]."""
+        groups = np.full(len(units), self._store)
+        new = units >= self._older
+        groups[new] = self._groups[self._firsts[units[new] - self._older] + parts[new]]
+        return groups
+
+    def _example(self, row: np.void) -> DuplicateExample | None:
+        """What is told of a duplicate; None where temporary files of its unit, or of what stays, are gone."""
+        unit, number = self._units[int(row["unit"]) - self._older], int(row["number"])
+        first, kept = int(row["first_unit"]) - self._older, -1
+        rows = _rows(unit)
+        if rows is None:
+            return None
+        words = self._words(unit, rows, number)
+        if first >= 0:
+            other, there = self._units[first], int(row["first_number"])
+            firsts = _rows(other)
+            if firsts is None:
+                return None
+            kept = int(firsts["record"][there])
+            words = words or self._words(other, firsts, there)
+        return DuplicateExample(int(rows["record"][number]), kept, words)
+
+    def _words(self, unit: UnitWork, rows: NDArray[np.void], number: int) -> str:
+        if rows["seen"][number]:
+            return ""
+        code, start = self._membership.codes(rows["hash"][number : number + 1])[0], 0
+        for begin in range(0, number, _STRETCH):
+            before = rows[begin : min(begin + _STRETCH, number)]
+            mine = self._membership.codes(before["hash"]) == code
+            start += int(written_lengths(before[mine]).sum())
+            let_go(rows)
+        count = min(int(rows["length"][number]), _WORDS_TOKENS)
+        path = unit.folder / tokens_name(SUBSETS[code])
+        with reading(path):
+            ids = np.fromfile(path, self._dtype, count, offset=start * self._dtype.itemsize)
+        return self._tokenizer.decode(ids)
+
+
+def _rows(unit: UnitWork) -> NDArray[np.void] | None:
+    path = unit.folder / ROWS_NAME
+    if not path.exists():
+        return None
+    with reading(path):
+        return np.memmap(path, ROW, "r").view(np.ndarray)
+
+
+def _first_of_pairs(dropped: NDArray[np.int64], kept: NDArray[np.int64]) -> list[int]:
+    """Places of the first few of each pair of groups, the pairs with most of them, ascending."""
+    pairs = dropped * (int(kept.max(initial=0)) + 1) + kept
+    order = np.argsort(pairs, kind="stable")
+    _, starts, counts = np.unique(pairs[order], return_index=True, return_counts=True)
+    largest = np.argsort(-counts, kind="stable")[: _LOOKED_AT // MOST_SAMPLES]
+    taken = [order[starts[one] : starts[one] + min(counts[one], MOST_SAMPLES)] for one in largest]
+    return sorted(np.concatenate([np.zeros(0, np.int64), *taken]).astype(np.int64).tolist())
+
+
+def _stretches(files: Iterable[Path]) -> Iterator[NDArray[np.void]]:
+    for path in files:
+        with reading(path), path.open("rb") as file:
+            while (rows := np.fromfile(file, DUPLICATE, _STRETCH)).size:
+                yield rows

@@ -1,0 +1,281 @@
+"""The end of a job: lengths, quarantine, tokenizer, report, the manifest, and the move to OUT."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from batchloom.core.partial_files import ASIDE
+from batchloom.preparation.documents import Readings, processor_state
+from batchloom.preparation.phases.phase_runner import Made
+from batchloom.preparation.report import ReportFacts, report_bytes, write_report_page
+from batchloom.preparation.settings import Recipe, recipe_fingerprint, recipe_plain
+from batchloom.preparation.units import Kept, PartCounts, WorkFolder, quarantine_line, source_hash
+from batchloom.sources import ReadRules
+from batchloom.sources.files import Source
+from batchloom.store import (
+    MANIFEST_NAME,
+    PAGE_NAME,
+    REPORT_NAME,
+    Manifest,
+    PartEntry,
+    ShardEntry,
+    add_generation,
+    changing,
+    extended,
+    manifest_bytes,
+    read_manifest,
+    write_file,
+    writing,
+)
+from batchloom.store.format import (
+    FORMAT_VERSION,
+    PROCESSOR_NAME,
+    QUARANTINE_NAME,
+    SUBSETS,
+    TOKENIZER_NAME,
+    Counts,
+    ProcessorEntry,
+    SourceEntry,
+    SubsetEntry,
+    checksum,
+    map_index,
+    of_generation,
+    seal,
+    tokenizer_entry,
+)
+from batchloom.store.maintain import clear_leftovers
+from batchloom.store.write import LengthsWriter, make_folder, sync_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All that is known when the last shard is written.
+
+    Attributes:
+        recipe: the job's recipe.
+        rules: how sources were cut and text files read.
+        readings: how the records of each source became documents.
+        sources: the inputs in order.
+        made: what came of all phases.
+        base: the newest generation of the store that is appended to; None for a store that is made.
+    """
+
+    recipe: Recipe
+    rules: ReadRules
+    readings: Readings
+    sources: tuple[Source, ...]
+    made: Made
+    base: Manifest | None = None
+
+    @property
+    def generation(self) -> int:
+        """The generation that is made."""
+        return 1 + (self.base.generation if self.base else 0)
+
+
+def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], ReportFacts]) -> Manifest:
+    """Write everything but the shards into the growing store, its manifest last.
+
+    Args:
+        work: the job's folder.
+        done: what was made.
+        reported: gives the report, which is asked for when all that takes time is done.
+
+    Returns:
+        That manifest.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    make_folder(work.store)
+    _gather_shards(work, done)
+    subsets = {}
+    for name in SUBSETS:
+        entries = [entry for unit in done.made.shards for entry in unit[name]]
+        if entries:
+            subsets[name] = subset_entry(work.store / name, entries, done.generation)
+    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
+    if (processor := _processor(done.recipe)) is not None:
+        write_file(work.store / PROCESSOR_NAME, processor)
+    _write_quarantine(work, done)
+    report = reported()
+    write_file(work.store / of_generation(REPORT_NAME, done.generation), report_bytes(report))
+    write_report_page(report, work.store / of_generation(PAGE_NAME, done.generation))
+    made = make_manifest(done, subsets)
+    manifest = seal(made) if done.base is None else extended(done.base, made)
+    write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
+    return manifest
+
+
+def _processor(recipe: Recipe) -> bytes | None:
+    """What a store keeps of the processor of a recipe; None for none."""
+    media = recipe.reading.media
+    return None if media is None else msgspec.json.encode(processor_state(media, recipe.tokenizer))
+
+
+def _processor_entry(recipe: Recipe) -> ProcessorEntry | None:
+    data = _processor(recipe)
+    if data is None:
+        return None
+    state = msgspec.json.decode(data)
+    return ProcessorEntry(state["name"], state["fingerprint"], checksum(data))
+
+
+def _gather_shards(work: WorkFolder, done: Finished) -> None:
+    """Move the shards of all units into the store; may be stopped and begun again."""
+    for one, shards in zip(done.made.units, done.made.shards, strict=True):
+        folder = work.shards(one.unit.number)
+        for name in [name for name, entries in shards.items() if entries]:
+            make_folder(work.store / name)
+            if (folder / name).is_dir():
+                _move(folder / name, work.store / name)
+
+
+def move_store(work: WorkFolder) -> None:
+    """Move the complete store to its place, the manifest last; may be stopped and begun again.
+
+    What is appended becomes the newest generation of the store that is there.
+
+    Raises:
+        OutputError: it cannot be moved.
+    """
+    manifest = read_manifest(work.store)
+    if manifest.generation > 1:
+        add_generation(work.out, manifest, staged=work.store)
+        work.remove()
+        return
+    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:
+        make_folder(work.out / folder.name)
+        _move(folder, work.out / folder.name)
+    _move(work.store, work.out)
+    with changing(work.out):
+        with writing(work.out):
+            (work.store / MANIFEST_NAME).replace(work.out / MANIFEST_NAME)
+        sync_folder(work.out)
+        # Of another job that was killed while it moved its shards here, and given up.
+        clear_leftovers(work.out, manifest)
+    work.remove()
+
+
+def _move(folder: Path, target: Path) -> None:
+    with writing(target), os.scandir(folder) as scan:
+        for entry in sorted(scan, key=lambda entry: entry.name):
+            if entry.is_file() and entry.name != MANIFEST_NAME and not entry.name.endswith(ASIDE):
+                os.replace(entry.path, target / entry.name)  # noqa: PTH105
+    sync_folder(target)
+
+
+def subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -> SubsetEntry:
+    """A subset of a growing store, whose file of lengths is written from its shards' indexes."""
+    lengths = LengthsWriter(folder, generation)
+    try:
+        for entry in entries:
+            lengths.append(map_index((folder / entry.name).with_suffix(".idx")).lengths.view("<u4"))
+        checksum, sums = lengths.finish()
+    finally:
+        lengths.abandon()
+    sync_folder(folder)
+    return SubsetEntry(
+        documents=sum(entry.documents for entry in entries),
+        tokens=sum(entry.tokens for entry in entries),
+        lengths=checksum,
+        shards=tuple(entries),
+        sums=sums,
+    )
+
+
+def _parts(done: Finished) -> Iterator[tuple[Source, PartCounts, Kept]]:
+    for one, left in zip(done.made.units, done.made.kept, strict=True):
+        for part, counts, kept in zip(one.unit.parts, one.facts.parts, left.parts, strict=True):
+            yield part.source, counts, kept
+
+
+def make_manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
+    """The manifest of a finished job; of a dry run, which has no subsets, its counts alone mean something."""
+    dropped: Counter[str] = Counter()
+    for _, part, kept in _parts(done):
+        dropped.update(part.dropped)
+        dropped.update(kept.dropped)
+        dropped["empty"] += part.empty
+    tokenizer = done.made.tokenizer
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        generation=1,
+        dtype=done.made.dtype,
+        tokenizer=tokenizer_entry(tokenizer),
+        recipe=recipe_plain(done.recipe),
+        recipe_fingerprint=recipe_fingerprint(done.recipe),
+        counts=Counts(
+            records=sum(part.records for _, part, _ in _parts(done)),
+            documents=sum(kept.documents for kept in done.made.kept),
+            tokens=sum(kept.tokens for kept in done.made.kept),
+            quarantined=sum(part.bad for _, part, _ in _parts(done)),
+            dropped={reason: count for reason, count in sorted(dropped.items()) if count},
+            further=sum(part.further for _, part, _ in _parts(done)),
+        ),
+        subsets=subsets,
+        subset_overrides=done.made.decision.overrides,
+        sources=_source_entries(done),
+        processor=_processor_entry(done.recipe),
+    )
+
+
+def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
+    parts: dict[str, list[PartCounts]] = {source.path: [] for source in done.sources}
+    left: dict[str, list[Kept]] = {source.path: [] for source in done.sources}
+    for source, counts, kept in _parts(done):
+        parts[source.path].append(counts)
+        left[source.path].append(kept)
+    added = "absent" if done.made.tokenizer.bos_id is None else "added"
+    ways = {source.path: done.readings.of(source) for source in done.sources}
+    return tuple(
+        SourceEntry(
+            name=source.name,
+            kind=source.kind,
+            bytes=source.size,
+            hash=source_hash([part.hash for part in parts[source.path]]),
+            documents=sum(kept.documents for kept in left[source.path]),
+            tokens=sum(kept.tokens for kept in left[source.path]),
+            bos=added if ways[source.path].ended else "present",
+            end="added" if ways[source.path].ended else "present",
+            parts=tuple(
+                PartEntry(part.start, part.stop, part.records) for part in parts[source.path]
+            ),
+            detected=ways[source.path].detected,
+            conversations=ways[source.path].templated,
+            preferences=ways[source.path].preferences,
+            revision=source.revision,
+            dataset=done.recipe.source(source.input).name or "",
+            weight=_weight(done.recipe, source),
+        )
+        for source in done.sources
+    )
+
+
+def _weight(recipe: Recipe, source: Source) -> float | None:
+    weight = recipe.source(source.input).weight
+    return None if weight is None else float(weight)
+
+
+def _write_quarantine(work: WorkFolder, done: Finished) -> None:
+    """All bad records in input order, with the names and lines a person looks for."""
+    path = work.store / of_generation(QUARANTINE_NAME, done.generation)
+    aside = path.with_name(path.name + ASIDE)
+    before: dict[str, int] = {}
+    with writing(path):
+        with aside.open("wb") as file:
+            for one in done.made.units:
+                starts = []
+                for part, counts in zip(one.unit.parts, one.facts.parts, strict=True):
+                    starts.append(before.get(part.source.path, 0))
+                    before[part.source.path] = starts[-1] + counts.records
+                for number, record in work.bad_records(one.folder.name):
+                    source = one.unit.parts[number].source
+                    file.write(quarantine_line(source, done.rules, starts[number], record))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)

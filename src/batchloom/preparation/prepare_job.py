@@ -1,0 +1,340 @@
+"""``prepare``: from input files to a store, through three phases that can stop and go on."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from batchloom.chat.templates import TrainOn
+from batchloom.core.addresses import is_url
+from batchloom.core.errors import (
+    InputError,
+    SettingsError,
+    StoreConflictError,
+    TooManyBadRecordsError,
+)
+from batchloom.core.gc_pause import uncollected
+from batchloom.core.settings import shown
+from batchloom.preparation.phases import base_of, kept_tokenizer, new_inputs
+from batchloom.preparation.prepare_run import Job
+from batchloom.preparation.remote_prepare import run_far
+from batchloom.preparation.report import (
+    Listener,
+    Note,
+    PrepareResult,
+    Progress,
+    ReportFacts,
+    beyond,
+    log_notes,
+    read_facts,
+    result_of,
+)
+from batchloom.preparation.request import (
+    SETTINGS,
+    Chosen,
+    Given,
+    RecipePlace,
+    choose_appended,
+    choose_recipe,
+    list_inputs,
+    refuse_unlike,
+    same_as,
+)
+from batchloom.preparation.rerun import (
+    check_apart,
+    check_folder,
+    clear_leftover,
+    finished_store,
+    remove_leftover,
+    seen_before,
+)
+from batchloom.preparation.settings import (
+    DedupRecipe,
+    Dtype,
+    Fim,
+    MediaRecipe,
+    Overlong,
+    Recipe,
+    allowed_bad,
+    is_path,
+)
+from batchloom.preparation.synthetic_run import synthetic_input, write_synthetic
+from batchloom.preparation.units import SPOOL_NAME, WorkFolder
+from batchloom.preparation.workers import EngineName, Execution, RunSettings
+from batchloom.sources import Listing
+from batchloom.sources.files import Spool
+from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, changing, read_manifest, writing
+from batchloom.store.format import QUARANTINE_NAME
+from batchloom.text import CleanStep
+
+
+def prepare(  # noqa: D417 - the fields of the recipes, told there
+    inputs: Given | Sequence[Given] | None = None,
+    *,
+    out: str | os.PathLike[str],
+    recipe: RecipePlace | None = None,
+    tokenizer: str | None = None,
+    end_token: str | None = None,
+    text_field: str | None = None,
+    mapping: Mapping[str, str] | None = None,
+    ignore: str | Sequence[str] | None = None,
+    split_on: str | None = None,
+    normalize: bool | None = None,
+    clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
+    fim: Fim | float | Mapping[str, Any] | None = None,
+    media: MediaRecipe | Mapping[str, Any] | None = None,
+    dedup: DedupRecipe | str | Mapping[str, Any] | None = None,
+    tokens_per_shard: int | None = None,
+    dtype: Dtype | None = None,
+    val_fraction: float | None = None,
+    test_fraction: float | None = None,
+    balance_subsets: bool | None = None,
+    max_bad: int | str | None = None,
+    template: str | None = None,
+    train_on: TrainOn | None = None,
+    max_tokens: int | None = None,
+    overlong: Overlong | None = None,
+    prove: bool | None = None,
+    follow_links: bool | None = None,
+    workers: int | Literal["auto"] = "auto",
+    engine: EngineName = "pool",
+    address: str | None = None,
+    memory_per_worker: int | None = None,
+    append: bool = False,
+    restart: bool = False,
+    hash_inputs: bool = False,
+    dry_run: bool = False,
+    streaming: bool | None = None,
+    work: str | os.PathLike[str] | None = None,
+    progress: Callable[[Note | Progress], None] | None = None,
+) -> PrepareResult:
+    """Make a store of text, code, JSON, CSV, Parquet and Arrow files.
+
+    Memory stays below 700 MiB a worker for an input of any size. What was finished when a run ended,
+    however it ended, is found by the next one with the same arguments; on a finished store the same
+    arguments succeed at once. The result is the same to the byte, however it is carried out.
+
+    Args:
+        inputs: files, folders, globs, archives and URLs, also packed (``.gz``, ``.zst`` ...), data sets
+            of the Hub, ``-`` for standard input; YAML manifests and :class:`DatasetConfig`; or one
+            name of synthetic data. None for the recipe's; others take their place.
+        out: the store's folder; also a URL of an object store (``s3://bucket/prefix``).
+        recipe: a :class:`Recipe`, a recipe file, or a store, which is made again. What is said here
+            wins over it; None says nothing.
+        tokenizer, end_token, tokens_per_shard, dtype, val_fraction, test_fraction, balance_subsets, max_bad,
+            follow_links:
+            see :class:`Recipe`; without a tokenizer the one a manifest names, else the processor's own, else ``gpt2``.
+        dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
+        text_field, mapping, ignore, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
+            of a :class:`Fim`.
+        media: the settings of a :class:`MediaRecipe`, ``{"processor": FOLDER}`` at least: then conversations
+            may hold images and audio.
+        template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
+        workers, engine, address, memory_per_worker: see :class:`Execution`.
+        append, restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.
+        progress: is called with a :class:`Note` or a :class:`Progress`, some times a second; what it
+            raises stops the job. Without it, notes go to the log ``batchloom``.
+
+    Raises:
+        SettingsError, InputMissingError, InputError, TokenizerError: what was asked for cannot be done.
+        StoreConflictError, OutputError: ``out`` holds another job's work, or cannot be written.
+        WorkerError: workers cannot be had, or die for ever.
+    """
+    asked = locals()
+    options = {name: asked[name] for name in SETTINGS}
+    choose = partial(choose_appended, out=out) if append else choose_recipe
+    chosen = choose(inputs, options, recipe)
+    if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
+        raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
+    execution = Execution(workers=workers, engine=engine, address=address, memory=memory_per_worker)
+    settings = RunSettings(
+        execution=execution,
+        append=append,
+        restart=restart,
+        hash_inputs=hash_inputs,
+        dry_run=dry_run,
+        streaming=streaming,
+        work=None if work is None else Path(work),
+    )
+    return run_chosen(chosen, folder, progress or log_notes, settings)
+
+
+def run_chosen(
+    chosen: Chosen, out: str, listener: Listener, settings: RunSettings
+) -> PrepareResult:
+    """Carry out a job as it was asked for, into a folder of this machine or a URL; see :func:`prepare`.
+
+    Where a store is made again it is said whether it is the same.
+    """
+    if is_url(out):
+        if settings.append:
+            raise SettingsError(
+                [
+                    f"append: {shown(out)} lies elsewhere, and only a store of this machine is appended to"
+                ]
+            )
+        if chosen.partial:
+            raise InputError(chosen.partial)
+        make = partial(_make_listed, how=_How(settings, chosen.kept))
+        return run_far(chosen, out, listener, make, settings)
+    if settings.work is not None:
+        raise SettingsError(
+            [
+                f"work: {shown(str(settings.work))} is for a store elsewhere (--out s3://...); leave it out"
+            ]
+        )
+    if chosen.partial and not settings.append:
+        raise InputError(chosen.partial)
+    result = run_recipe(chosen.recipe, Path(out), listener, chosen=chosen, settings=settings)
+    # A dry run leaves no store to compare.
+    told = "" if settings.dry_run else same_as(Path(out), chosen.store)
+    if not told:
+        return result
+    listener(Note(told))
+    return replace(result, notes=(*result.notes, told))
+
+
+def run_recipe(
+    recipe: Recipe,
+    out: Path,
+    listener: Listener,
+    *,
+    chosen: Chosen | None = None,
+    settings: RunSettings | None = None,
+) -> PrepareResult:
+    """Carry out a recipe into ``out``; see :func:`prepare`.
+
+    Args:
+        recipe: what to do.
+        out: the store's folder.
+        listener: is told of notes and progress.
+        chosen: where the recipe comes from: its notes, and the tokenizer that a store has kept.
+        settings: how the job is run.
+    """
+    began, settings = time.perf_counter(), settings or RunSettings()
+    if made_up := synthetic_input(recipe.inputs):
+        return write_synthetic(made_up, recipe, out, listener)
+    check_apart(recipe.inputs, out)
+    told, kept = (chosen.announced, chosen.kept) if chosen is not None else ((), None)
+    with writing(out):
+        there = (out / MANIFEST_NAME).exists()
+    if not there:
+        # Before anything is laid into it.
+        check_folder(out)
+    with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
+        streaming = settings.streaming
+        with uncollected():
+            report = read_facts(out)
+            # A file may be of another kind than it was, under its old size and time.
+            seen = {} if settings.hash_inputs else seen_before(report, recipe)
+            listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
+        listing = replace(listing, notes=(*told, *listing.notes))
+        how = _How(settings, kept, report, base_of(out) if settings.append else None)
+        return _make_listed(recipe, out, listing, spool, listener, began, how)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How listed inputs become a store.
+
+    Attributes:
+        settings: of the run.
+        kept: the state of a tokenizer that is kept.
+        report: the sidecar of the store that is there.
+        base: the newest generation of the store to append to; None where there is none.
+    """
+
+    settings: RunSettings
+    kept: Mapping[str, Any] | None = None
+    report: ReportFacts | None = None
+    base: Manifest | None = None
+
+
+def _make_listed(
+    recipe: Recipe,
+    out: Path,
+    listing: Listing,
+    spool: Spool,
+    listener: Listener,
+    began: float,
+    how: _How,
+) -> PrepareResult:
+    """Make the store of inputs that are listed."""
+    appended = _append(recipe, out, listing, spool, listener, began, how)
+    if appended is not None:
+        return appended
+    if how.settings.append:
+        note = f"There is no store at {out} yet: it is made, with the tokenizer {recipe.tokenizer}."
+        listing = replace(listing, notes=(*listing.notes, note))
+    done = _done_before(recipe, out, listing, began, how)
+    if done is not None:
+        remove_leftover(out, done.generation)
+        return done
+    with WorkFolder(out) as work:
+        # Another run may have ended since.
+        done = _done_before(recipe, out, listing, began, how)
+        if done is not None:
+            clear_leftover(work, done.generation)
+            return done
+        spool.sweep()
+        return Job(work, recipe, listing, listener, how.settings, began).run(how.kept)
+
+
+def _append(
+    recipe: Recipe,
+    out: Path,
+    listing: Listing,
+    spool: Spool,
+    listener: Listener,
+    began: float,
+    how: _How,
+) -> PrepareResult | None:
+    """Make a new generation of a store of those inputs that it does not hold yet; None where there is no store."""
+    base = how.base
+    if base is None:
+        return None
+    refuse_unlike(recipe, base, out, how.kept)
+    listing = new_inputs(listing, base, out, hashed=how.settings.hash_inputs)
+    if not listing.sources:
+        remove_leftover(out, base.generation)
+        for note in listing.notes:
+            listener(Note(note))
+        seconds = time.perf_counter() - began
+        result = result_of(out, base, seconds=seconds, already_done=True, notes=listing.notes)
+        return beyond(result, base)
+    with changing(out):
+        # Who would change the store sees from here on that a job is at work in it.
+        work = WorkFolder(out)
+    with work:
+        if (newest := read_manifest(out).generation) != base.generation:
+            raise StoreConflictError(
+                f"{out} has become generation {newest} since this run looked at it; give the command again."
+            )
+        spool.sweep()
+        clear_leftover(work, base.generation)
+        job = Job(work, recipe, listing, listener, how.settings, began, base)
+        return job.run(kept_tokenizer(out))
+
+
+def _done_before(
+    recipe: Recipe, out: Path, listing: Listing, began: float, how: _How
+) -> PrepareResult | None:
+    """The result of a job that is finished already; None where there is work to do."""
+    report = how.report
+    with uncollected():
+        hashed = how.settings.hash_inputs
+        manifest = finished_store(out, recipe, listing, report, how.kept, hashed=hashed)
+    if manifest is None:
+        return None
+    bad, records = manifest.counts.quarantined, manifest.counts.records
+    if bad > allowed_bad(recipe.max_bad, records):
+        raise TooManyBadRecordsError(
+            f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "
+            f"allows; they stand in {out / QUARANTINE_NAME}. Mend the input, or give the budget it was made with."
+        )
+    note = report.engine_note if report else ""
+    seconds = time.perf_counter() - began
+    return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)

@@ -1,0 +1,8 @@
+"""Progress, counters and the report of a preparation.
+
+Read `report.py` first.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

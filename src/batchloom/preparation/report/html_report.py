@@ -1,0 +1,185 @@
+r"""``report.html``: the report of a store as one page that needs nothing else, and no script.
+
+Names, samples and reasons come out of data that anybody may have written: all of it is escaped,
+and what cannot be seen is shown as ``\x1b`` is.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from batchloom.core.html_page import page_of
+from batchloom.core.wording import counted, duration, megabytes
+from batchloom.preparation.report.report import Content, ReportFacts
+from batchloom.preparation.report.report_charts import Bar, columns, rows
+from batchloom.preparation.units import SourceCounts, Spent
+from batchloom.store import write_file
+
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
+_MOST_BARS = 20
+_MOST_NOTES = 100
+# What of a recipe says most of a store.
+_TOLD = (
+    "tokenizer",
+    "clean",
+    "fim",
+    "dedup",
+    "split_on",
+    "val_fraction",
+    "test_fraction",
+    "template",
+)
+
+
+def write_report_page(report: ReportFacts, path: Path) -> None:
+    """Write the page, aside first.
+
+    Args:
+        report: what ``report.json`` holds.
+        path: the page, ``report.html`` beside it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    write_file(path, report_page(report).encode("utf-8", "replace"))
+
+
+def report_page(report: ReportFacts) -> str:
+    """The page as text."""
+    from markupsafe import Markup  # noqa: PLC0415 - comes with jinja2, which takes its time
+
+    filters: dict[str, Callable[..., object]] = {
+        "count_or_none": lambda number: f"{number:,}" if number else "-",
+        "counted": lambda noun, number: counted(number, noun),
+        "documents": partial(counted, noun="document"),
+        "size": megabytes,
+        "size_or_none": lambda size: megabytes(size) if size else "-",
+        "density": _density,
+        "rate": _rate,
+    }
+    content = report.content
+    sources = [(row.name, row.counts) for row in content.sources]
+    if content.sources_rest.rows:
+        sources.append((f"{counted(content.sources_rest.rows, 'other')}", content.sources_others))
+    lengths = length_bars(content.lengths)
+    values = {
+        "title": report.out,
+        "report": report,
+        "content": content,
+        "facts": _facts(report),
+        "sources": sources,
+        "lengths": lengths,
+        # Pictures escape for themselves.
+        "pictures": {name: Markup(svg) for name, svg in _pictures(content, lengths).items()},  # noqa: S704
+        "notes": report.notes[:_MOST_NOTES],
+        "more_notes": max(len(report.notes) - _MOST_NOTES, 0),
+    }
+    return page_of(_TEMPLATE, values, filters)
+
+
+def length_bars(lengths: tuple[int, ...]) -> list[Bar]:
+    """The histogram of lengths from its first bin with documents to its last."""
+    filled = [digits for digits, count in enumerate(lengths) if count]
+    if not filled:
+        return []
+    return [
+        Bar(_length_label(digits), lengths[digits], f"{lengths[digits]:,}")
+        for digits in range(filled[0], filled[-1] + 1)
+    ]
+
+
+def _length_label(digits: int) -> str:
+    """The lengths of so many binary digits: ``0``, ``1``, ``2-3``, ``1k-2k``."""
+    if digits < 2:
+        return str(digits)
+    low, high = 1 << (digits - 1), (1 << digits) - 1
+    if digits <= 10:
+        return f"{low}-{high}"
+    unit, shift = ("k", 10) if digits <= 20 else ("M", 20) if digits <= 30 else ("G", 30)
+    return f"{low >> shift}{unit}-{(high + 1) >> shift}{unit}"
+
+
+def _facts(report: ReportFacts) -> list[tuple[str, str]]:
+    """The head of the page: names and values."""
+    size = sum(source.bytes for source in report.sources)
+    found = [("dry run", "nothing was written" if report.dry_run else "")]
+    found.append(("input", f"{counted(len(report.sources), 'file')}, {megabytes(size)}"))
+    if flows := report.content.flows:
+        last = flows[-1]
+        found.append(
+            ("store", f"{counted(last.documents_out, 'document')}, {last.tokens_out:,} tokens")
+        )
+    counts = report.counts
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.items())
+    found += [
+        ("records read", f"{counts.records:,}" if counts.records else ""),
+        ("left out", dropped),
+        ("kept aside as bad", f"{counts.quarantined:,}" if counts.quarantined else ""),
+        *((name, _setting(value)) for name, value in report.settings.items() if name in _TOLD),
+        ("begun", report.started),
+        ("took", f"{duration(report.seconds)} ({megabytes(report.bytes_per_second)}/s)"),
+        ("workers", f"{report.workers:,} ({report.crew})"),
+        ("units of work", _units(report)),
+        ("peak memory", megabytes(report.peak_memory_bytes)),
+        ("fingerprint of the recipe", report.recipe_fingerprint),
+    ]
+    if report.engine_note:
+        found.append(("tokenizer engine", report.engine_note))
+    return [(name, value) for name, value in found if value]
+
+
+def _setting(value: object) -> str:
+    """A setting in a few words: a step of cleaning by its name and what was said of it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_setting(one)}" for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return "; ".join(map(_setting, value))
+    return str(value)
+
+
+def _units(report: ReportFacts) -> str:
+    earlier = f", {report.resumed_units:,} of them done by earlier runs"
+    return f"{report.units:,}{earlier if report.resumed_units else ''}"
+
+
+def _pictures(content: Content, lengths: list[Bar]) -> dict[str, str]:
+    """The pictures of what there is."""
+    flows = [
+        Bar(flow.step, flow.documents_out, f"{flow.documents_out:,}") for flow in content.flows
+    ]
+    drops = {reason: one.count for reason, one in content.drops.items()}
+    dense = [
+        Bar(row.name, row.counts.tokens / row.counts.bytes, _density(row.counts))
+        for row in content.sources[:_MOST_BARS]
+        if row.counts.bytes
+    ]
+    stages = [
+        Bar(name, spent.seconds, f"{spent.seconds:,.2f} s")
+        for name, spent in content.stages.items()
+    ]
+    drawn = {
+        "flows": rows("flows", "Documents that left each step", flows),
+        "drops": rows("drops", "Documents left out by reason", _bars(drops)),
+        "languages": rows("languages", "Documents by language", _bars(content.languages)),
+        "sources": rows("sources", "Tokens a byte by source", dense),
+        "stages": rows("stages", "Seconds by stage", stages),
+    }
+    if lengths:
+        drawn["lengths"] = columns("lengths", "Documents by length in tokens", lengths)
+    return {"lengths": "", **drawn}
+
+
+def _bars(counts: Mapping[str, int]) -> list[Bar]:
+    return [Bar(name, count, f"{count:,}") for name, count in list(counts.items())[:_MOST_BARS]]
+
+
+def _density(counts: SourceCounts) -> str:
+    return f"{counts.tokens / counts.bytes:.3f}" if counts.bytes else "-"
+
+
+def _rate(spent: Spent, what: str, unit: int) -> str:
+    amount = spent.bytes if what == "bytes" else spent.documents
+    if not amount or not spent.seconds:
+        return "-"
+    speed = amount / unit / spent.seconds
+    return f"{speed:,.1f}" if speed < 100 else f"{speed:,.0f}"

@@ -1,0 +1,127 @@
+"""What ``prepare`` gives back."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from batchloom.store import Manifest
+from batchloom.store.format import Counts, SubsetEntry
+
+
+@dataclass(frozen=True, slots=True)
+class SubsetResult:
+    """Documents, tokens and shards of one subset."""
+
+    documents: int
+    tokens: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareResult:
+    """A finished store, and what became of the input.
+
+    Where a store was appended to, ``counts``, ``subsets`` and ``input_*`` are of what was added.
+
+    Attributes:
+        path: the store's folder; its URL where it lies elsewhere.
+        counts: records read, documents and tokens kept, records quarantined, documents dropped
+            by reason.
+        subsets: what each subset holds, by name.
+        input_files: number of input files.
+        input_bytes: their bytes on disk.
+        dtype: of a token on disk.
+        tokenizer: name of the tokenizer.
+        engine: what encoded, its version, and why it was not the fast one where it was not.
+        seconds: how long this call took.
+        already_done: the store was finished before, by the same recipe over the same inputs.
+        resumed_units: units of work that an earlier, unfinished run had done.
+        notes: what was announced on the way.
+        generation: the newest of the store; 1 for one that was made and never changed.
+        in_all: documents and tokens of the store, all generations together, without removed ones.
+    """
+
+    path: Path | str
+    counts: Counts
+    subsets: dict[str, SubsetResult]
+    input_files: int
+    input_bytes: int
+    dtype: str
+    tokenizer: str
+    engine: str
+    seconds: float
+    already_done: bool
+    resumed_units: int
+    notes: tuple[str, ...]
+    generation: int = 1
+    in_all: tuple[int, int] = (0, 0)
+
+
+def result_of(
+    out: Path | str,
+    manifest: Manifest,
+    *,
+    engine_note: str = "",
+    seconds: float,
+    already_done: bool = False,
+    resumed_units: int = 0,
+    notes: tuple[str, ...] = (),
+) -> PrepareResult:
+    """The result that a manifest describes."""
+    engine = f"{manifest.tokenizer.engine} {manifest.tokenizer.engine_version}".strip()
+    subsets = manifest.subsets
+    return PrepareResult(
+        path=out,
+        counts=manifest.counts,
+        subsets={
+            name: SubsetResult(entry.documents, entry.tokens, len(entry.shards))
+            for name, entry in subsets.items()
+        },
+        input_files=len(manifest.sources),
+        input_bytes=sum(source.bytes for source in manifest.sources),
+        dtype=manifest.dtype,
+        tokenizer=manifest.tokenizer.name,
+        engine=f"{engine} ({engine_note})" if engine_note else engine,
+        seconds=seconds,
+        already_done=already_done,
+        resumed_units=resumed_units,
+        notes=notes,
+        generation=manifest.generation,
+        in_all=(
+            sum(entry.kept[0] for entry in subsets.values()),
+            sum(entry.kept[1] for entry in subsets.values()),
+        ),
+    )
+
+
+def beyond(result: PrepareResult, base: Manifest) -> PrepareResult:
+    """The result of a store that was appended to, its counts without those of the generation before.
+
+    Args:
+        result: as :func:`result_of` gives it.
+        base: the generation before.
+    """
+    counts, old = result.counts, base.counts
+    subsets = {name: _beyond(one, base.subsets.get(name)) for name, one in result.subsets.items()}
+    return replace(
+        result,
+        counts=Counts(
+            records=counts.records - old.records,
+            documents=counts.documents - old.documents,
+            tokens=counts.tokens - old.tokens,
+            quarantined=counts.quarantined - old.quarantined,
+            dropped=dict(Counter(counts.dropped) - Counter(old.dropped)),
+            further=counts.further - old.further,
+        ),
+        subsets={name: one for name, one in subsets.items() if one.documents},
+        input_files=result.input_files - len(base.sources),
+        input_bytes=result.input_bytes - sum(source.bytes for source in base.sources),
+    )
+
+
+def _beyond(one: SubsetResult, old: SubsetEntry | None) -> SubsetResult:
+    if old is None:
+        return one
+    return SubsetResult(
+        one.documents - old.documents, one.tokens - old.tokens, one.shards - len(old.shards)
+    )

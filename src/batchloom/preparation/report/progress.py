@@ -1,0 +1,175 @@
+"""What has come in so far: progress as plain events, and the budget of bad records."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, final
+
+from batchloom.core.errors import TooManyBadRecordsError
+from batchloom.core.wording import counted
+from batchloom.preparation.settings import allowed_bad
+from batchloom.preparation.units import Reasons, bad_advice, count_reason
+
+Phase = Literal["sample", "tokenize", "read", "write", "look", "convert", "upload"]
+
+# A job stops early only when even so many times the expected records could not save it.
+_DENSITY_ERROR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the user: what is left out by default, what was found done."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the job is.
+
+    Attributes:
+        phase: ``sample`` (learning a tokenizer), ``tokenize`` (reading the input), ``read``
+            (looking at ids that are there already) or ``write``; of a conversion ``look`` (the types
+            of its columns) and ``convert``; of a store that lies elsewhere ``upload``.
+        bytes_done: of the phase's bytes: listed input, or tokens while reading and writing them,
+            files of the store while they are sent.
+        bytes_total: the phase's bytes.
+        bytes_found: how many of ``bytes_done`` an earlier run had done.
+        documents: documents so far.
+        tokens: tokens so far.
+        quarantined: bad records so far.
+    """
+
+    phase: Phase
+    bytes_done: int
+    bytes_total: int
+    bytes_found: int
+    documents: int
+    tokens: int
+    quarantined: int
+
+
+Listener = Callable[[Note | Progress], None]
+
+_LOG = logging.getLogger("batchloom")
+
+
+def log_notes(event: Note | Progress) -> None:
+    """The listener of a job that nobody listens to: notes go to the log ``batchloom``."""
+    if isinstance(event, Note):
+        _LOG.warning(event.text)
+
+
+@final
+class Tally:
+    """Counts of a running job; tells the listener, and stops the job that is beyond saving.
+
+    Attributes:
+        records: records read, of any fate.
+        documents: documents that came of them.
+        tokens: tokens of those.
+        quarantined: bad records.
+        first: what is said of the first bad record seen.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        max_bad: int | str,
+        bytes_total: int,
+        phase: Phase = "tokenize",
+    ) -> None:
+        self._listener, self._max_bad, self._total = listener, max_bad, bytes_total
+        self._phase = phase
+        self._done = self._found = 0
+        self.records = self.documents = self.tokens = self.quarantined = 0
+        self.first = ""
+        self._reasons = Reasons()
+
+    def found_done(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
+        """Count a unit that an earlier run finished."""
+        self._found += size
+        self._done += size
+        self.records += records
+        self.documents += documents
+        self.tokens += tokens
+        self.quarantined += bad
+
+    def read(self, size: int, records: int) -> None:
+        """Count input that was read: bytes as listed, and its records."""
+        self._done += size
+        self.records += records
+
+    def forget(
+        self,
+        size: int,
+        records: int,
+        documents: int,
+        tokens: int,
+        bad: int,
+        reasons: Mapping[str, tuple[int, str]] = MappingProxyType({}),
+    ) -> None:
+        """Take back what was counted of work that was lost and is done again."""
+        for count, reason in reasons.values():
+            count_reason(self._reasons, reason, -count)
+        self._done -= size
+        self.records -= records
+        self.documents -= documents
+        self.tokens -= tokens
+        self.quarantined -= bad
+
+    def kept(self, documents: int, tokens: int) -> None:
+        """Count documents that were tokenized, and tell the listener."""
+        self.documents += documents
+        self.tokens += tokens
+        self._listener(
+            Progress(
+                self._phase,
+                min(self._done, self._total),
+                self._total,
+                self._found,
+                self.documents,
+                self.tokens,
+                self.quarantined,
+            )
+        )
+
+    def bad(
+        self, first: str, count: int, reasons: Mapping[str, tuple[int, str]] = MappingProxyType({})
+    ) -> None:
+        """Count bad records.
+
+        Args:
+            first: what is wrong with the first of them.
+            count: their number.
+            reasons: their numbers by kind of reason.
+
+        Raises:
+            TooManyBadRecordsError: there are more than the whole job can possibly allow.
+        """
+        self.first = self.first or first
+        self.quarantined += count
+        for added, reason in reasons.values():
+            count_reason(self._reasons, reason, added)
+        expected = self.records * self._total / max(self._done, 1)
+        if self.quarantined > allowed_bad(self._max_bad, int(_DENSITY_ERROR * expected)):
+            raise self._too_many(
+                f"{counted(self.quarantined, 'bad record')} in the first {self.records:,}"
+            )
+
+    def verdict(self) -> None:
+        """The judgement over all records.
+
+        Raises:
+            TooManyBadRecordsError: more of them are bad than ``max_bad`` allows.
+        """
+        if self.quarantined > allowed_bad(self._max_bad, self.records):
+            raise self._too_many(f"{self.quarantined:,} of {self.records:,} records are bad")
+
+    def _too_many(self, fact: str) -> TooManyBadRecordsError:
+        first = f" The first: {self.first}." if self.first else ""
+        advice = bad_advice(self.quarantined, self.records, self._reasons, self.first)
+        return TooManyBadRecordsError(
+            f"{fact}, more than --max-bad {self._max_bad} allows.{first} {advice[0].upper()}{advice[1:]}."
+        )

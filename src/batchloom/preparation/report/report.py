@@ -1,0 +1,217 @@
+"""``report.json``: the sidecar of a store that says what became of the input, and how fast.
+
+It may hold times, paths and numbers of workers: it is no part of the store's identity, and is
+bounded but for the list of inputs, by which a later run tells whether they changed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from batchloom.core.addresses import is_url
+from batchloom.core.files import NOT_JSON, read_regular
+from batchloom.preparation.report.report_pairs import MOST_ROWS, DuplicatePair, Rest
+from batchloom.preparation.units import Dropped, Flow, SourceCounts, Spent, UnitReport
+from batchloom.sources.files import Compression, Kind
+from batchloom.store import MANIFEST_NAME, REPORT_NAME, WORK_NAME, read_manifest
+from batchloom.store.format import Counts, of_generation
+
+
+class ReportedSource(msgspec.Struct, frozen=True, gc=False):
+    """An input: where it lay, its size and time when it was read, and what it was found to be.
+
+    ``compression`` is empty for a plain file.
+    """
+
+    name: str
+    path: str
+    bytes: int
+    mtime_ns: int
+    kind: Literal[Kind, ""] = ""
+    compression: Literal[Compression, ""] = ""
+
+
+class SourceRow(msgspec.Struct, frozen=True):
+    """One source in the list of sources."""
+
+    name: str
+    counts: SourceCounts
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the input; lists have at most ``MOST_ROWS`` rows, those with most documents.
+
+    Attributes:
+        flows: what came to each step, and left it.
+        drops: by reason.
+        drops_rest: of reasons that are not listed.
+        duplicates: by pair of sources.
+        duplicates_rest: of pairs that are not listed.
+        lengths: how many documents have a length in tokens of b binary digits, at place b.
+        languages: documents by language.
+        languages_rest: of languages that are not listed.
+        sources: documents, bytes of text and tokens by source.
+        sources_rest: of sources that are not listed.
+        sources_others: the counts of these together.
+        stages: where the time went.
+    """
+
+    flows: tuple[Flow, ...] = ()
+    drops: dict[str, Dropped] = {}
+    drops_rest: Rest = Rest()
+    duplicates: tuple[DuplicatePair, ...] = ()
+    duplicates_rest: Rest = Rest()
+    lengths: tuple[int, ...] = ()
+    languages: dict[str, int] = {}
+    languages_rest: Rest = Rest()
+    sources: tuple[SourceRow, ...] = ()
+    sources_rest: Rest = Rest()
+    sources_others: SourceCounts = SourceCounts()
+    stages: dict[str, Spent] = {}
+
+
+class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``report.json`` holds.
+
+    Attributes:
+        sources: all inputs, in order.
+        inputs: what was given to be read.
+        folder: the folder it was given in.
+        engine_note: why the tokenizer's engine is not the fast one.
+        out: absolute path of the store.
+        recipe_fingerprint: of the recipe.
+        started: time in UTC, ISO 8601.
+        seconds: of this run.
+        seconds_by_phase: of its phases, by the clock.
+        bytes_per_second: of listed input.
+        peak_memory_bytes: of the process that led the run.
+        units: units of work.
+        resumed_units: units that earlier runs did.
+        notes: what was announced.
+        workers: how many there were.
+        crew: what they were: ``in-process``, ``pool`` or ``ray``.
+        dry_run: whether nothing was written.
+        settings: of the recipe, as a recipe file has them.
+        counts: as the manifest of these documents alone would have them.
+        content: what became of the input.
+        media: where paths of media begin, by the source that names them.
+    """
+
+    sources: list[ReportedSource] = []
+    inputs: list[str] = []
+    folder: str = ""
+    engine_note: str = ""
+    out: str = ""
+    recipe_fingerprint: str = ""
+    started: str = ""
+    seconds: float = 0.0
+    seconds_by_phase: dict[str, float] = {}
+    bytes_per_second: int = 0
+    peak_memory_bytes: int = 0
+    units: int = 0
+    resumed_units: int = 0
+    notes: list[str] = []
+    workers: int = 1
+    crew: str = "in-process"
+    dry_run: bool = False
+    settings: dict[str, Any] = {}
+    counts: Counts = Counts(0, 0, 0, 0, {})
+    content: Content = Content()
+    media: dict[str, str] = {}
+
+
+def content_of(
+    units: UnitReport,
+    *,
+    after: Iterable[Flow] = (),
+    duplicates: Sequence[DuplicatePair] = (),
+    duplicates_rest: Rest | None = None,
+) -> Content:
+    """The bounded part of a report.
+
+    Args:
+        units: all units, merged.
+        after: the steps behind those of the units, in order (``dedup``, ``write``).
+        duplicates: pairs of sources, as :meth:`PairTally.pairs` gives them.
+        duplicates_rest: pairs that are not among them already.
+    """
+    reasons, drops_rest = _most({name: drop.count for name, drop in units.drops.items()})
+    languages, languages_rest = _most(units.languages)
+    names, sources_rest = _most({name: one.documents for name, one in units.sources.items()})
+    listed = sorted(duplicates, key=lambda pair: -pair.count)
+    beyond = listed[MOST_ROWS:]
+    rest = duplicates_rest or Rest()
+    shown = set(names)
+    others = SourceCounts()
+    for name, counts in units.sources.items():
+        if name not in shown:
+            others += counts
+    return Content(
+        flows=(*_joined(units.flows), *after),
+        drops={name: units.drops[name] for name in reasons},
+        drops_rest=drops_rest,
+        duplicates=tuple(listed[:MOST_ROWS]),
+        duplicates_rest=Rest(
+            rest.rows + len(beyond), rest.documents + sum(pair.count for pair in beyond)
+        ),
+        lengths=units.lengths,
+        languages={name: units.languages[name] for name in languages},
+        languages_rest=languages_rest,
+        sources=tuple(SourceRow(name, units.sources[name]) for name in names),
+        sources_rest=sources_rest,
+        sources_others=others,
+        stages={
+            name: Spent(round(one.seconds, 3), one.bytes, one.documents)
+            for name, one in units.stages.items()
+        },
+    )
+
+
+def _joined(flows: Sequence[Flow]) -> list[Flow]:
+    """The steps of units; the bytes of text that reading gave are those that the next step was given."""
+    joined = list(flows)
+    if len(joined) > 1 and joined[0].step == "read":
+        joined[0] = replace(joined[0], bytes_out=joined[1].bytes_in)
+    return joined
+
+
+def _most(counts: Mapping[str, int]) -> tuple[list[str], Rest]:
+    """The names with the highest counts, and what is said of the others; of equals the first stays first."""
+    names = sorted(counts, key=lambda name: -counts[name])
+    left = names[MOST_ROWS:]
+    return names[:MOST_ROWS], Rest(len(left), sum(counts[name] for name in left))
+
+
+def report_bytes(report: ReportFacts) -> bytes:
+    """The bytes of ``report.json``."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def facts_of(data: bytes) -> ReportFacts | None:
+    """The report that the bytes of a file are; None where they are no such thing."""
+    try:
+        return msgspec.json.decode(data, type=ReportFacts)
+    except NOT_JSON:
+        return None
+
+
+def read_facts(out: Path, generation: int = 1) -> ReportFacts | None:
+    """The report of a generation of a finished store; None where it is missing, or is no such thing."""
+    try:
+        return facts_of(read_regular(out / of_generation(REPORT_NAME, generation)))
+    except OSError:
+        return None
+
+
+def last_facts(out: str) -> ReportFacts | None:
+    """The report of the job that was carried out last, also of a dry run; None where it cannot be read here."""
+    folder = Path(out)
+    if is_url(out):
+        return None
+    if not (folder / MANIFEST_NAME).exists():
+        return read_facts(folder / WORK_NAME)
+    last = max(entry.number for entry in read_manifest(folder).all_history if entry.reads)
+    return read_facts(folder, last)

@@ -1,0 +1,112 @@
+"""Duplicates by pair of sources: from where they were left out, and where the one that stayed is."""
+
+from collections.abc import Sequence
+from typing import final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.preparation.units import MOST_SAMPLES, first_words
+
+# Sources, reasons, pairs and languages that are listed; of the others their number is told.
+MOST_ROWS = 50
+# More groups of sources than this would make a table of pairs that nobody reads.
+_MOST_GROUPS = 200
+
+
+class DuplicateExample(msgspec.Struct, frozen=True):
+    """A document that was left out as a duplicate: its record, that of the one that stayed, its first words."""
+
+    dropped_record: int
+    kept_record: int
+    words: str = ""
+
+
+class DuplicatePair(msgspec.Struct, frozen=True, kw_only=True):
+    """How many documents of one source were left out because another (or the same) has them.
+
+    Attributes:
+        dropped_from: the source, or group of sources, that lost them.
+        kept_in: the one that has them.
+        count: documents.
+        examples: the first of them in input order.
+    """
+
+    dropped_from: str
+    kept_in: str
+    count: int
+    examples: tuple[DuplicateExample, ...] = ()
+
+
+class Rest(msgspec.Struct, frozen=True):
+    """What a list leaves out to stay short: how many rows, and the documents of these."""
+
+    rows: int = 0
+    documents: int = 0
+
+
+def source_groups(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The group of each source, and the groups' names, so that a table of pairs stays readable.
+
+    Up to 200 sources are each a group of its own; of more, those of one folder, else of one input.
+
+    Args:
+        names: of the sources.
+        inputs: what the input of each source is called.
+    """
+    for called in (list(names), [name.rpartition("/")[0] or name for name in names], list(inputs)):
+        groups = {name: number for number, name in enumerate(dict.fromkeys(called))}
+        if len(groups) <= _MOST_GROUPS:
+            return [groups[name] for name in called], list(groups)
+    return [0] * len(names), ["all inputs"]
+
+
+@final
+class PairTally:
+    """Counts documents that were left out as duplicates, by the group they were in and the group that has them.
+
+    Args:
+        groups: names of the groups, at most some hundred.
+    """
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        self._groups = groups
+        self._counts = np.zeros((len(groups), len(groups)), np.int64)
+        self._examples: dict[tuple[int, int], list[DuplicateExample]] = {}
+
+    def add(self, dropped: NDArray[np.integer], kept: NDArray[np.integer]) -> None:
+        """Count duplicates: the group each was in, and the group of the one that stayed [documents]."""
+        size = len(self._groups)
+        pairs = dropped.astype(np.int64) * size + kept
+        self._counts += np.bincount(pairs, minlength=size * size).reshape(size, size)
+
+    def wants(self, dropped: int, kept: int) -> bool:
+        """Whether another example of a pair of groups would be kept."""
+        return len(self._examples.get((dropped, kept), ())) < MOST_SAMPLES
+
+    def example(self, dropped: int, kept: int, example: DuplicateExample) -> None:
+        """Keep an example, if there is room; told in input order, the first stay."""
+        if self.wants(dropped, kept):
+            one = DuplicateExample(
+                example.dropped_record, example.kept_record, first_words(example.words)
+            )
+            self._examples.setdefault((dropped, kept), []).append(one)
+
+    def pairs(self) -> tuple[list[DuplicatePair], Rest]:
+        """The pairs with most documents, largest first, and what is said of the others."""
+        flat = self._counts.ravel()
+        found = np.flatnonzero(flat)
+        order = found[np.argsort(-flat[found], kind="stable")]
+        size = len(self._groups)
+        listed = [
+            DuplicatePair(
+                dropped_from=self._groups[one // size],
+                kept_in=self._groups[one % size],
+                count=int(flat[one]),
+                examples=tuple(self._examples.get((one // size, one % size), ())),
+            )
+            for one in order[:MOST_ROWS].tolist()
+        ]
+        left = order[MOST_ROWS:]
+        return listed, Rest(len(left), int(flat[left].sum()))

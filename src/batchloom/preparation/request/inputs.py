@@ -1,0 +1,159 @@
+"""What people give as inputs: paths as they are, YAML manifests and DatasetConfigs as what they name."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from batchloom.core.addresses import shown
+from batchloom.core.errors import InputError
+from batchloom.media import Sampling
+from batchloom.preparation.request.manifest_inputs import is_manifest
+from batchloom.preparation.settings import (
+    MediaRecipe,
+    ReadRecipe,
+    Recipe,
+    SourceRecipe,
+    make_inputs,
+)
+from batchloom.sources import Listing, list_sources
+from batchloom.sources.files import Seen, Spool
+
+if TYPE_CHECKING:
+    from batchloom.preparation.settings import DatasetConfig
+
+# A string within: DatasetConfig's module is loaded only where there is one.
+Given: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
+
+_TOKENIZER = "gpt2"
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The part of a recipe that inputs decide.
+
+    Attributes:
+        inputs: as the recipe holds them.
+        sources: what is said of each; empty where nothing is said of any.
+        reading: how they are read, where nothing else is said of one.
+        tokenizer: as ``prepare`` takes it.
+        notes: what is to be told before work begins.
+        follow_links: a manifest asks to follow symbolic links that lead out of an input folder.
+    """
+
+    inputs: tuple[str, ...]
+    sources: tuple[SourceRecipe, ...]
+    reading: ReadRecipe
+    tokenizer: str
+    notes: tuple[str, ...] = ()
+    follow_links: bool = False
+
+
+def read_inputs(
+    inputs: Given | Sequence[Given], reading: ReadRecipe, tokenizer: str | None
+) -> Inputs:
+    """The inputs of a recipe.
+
+    Args:
+        inputs: paths, manifests and DatasetConfigs, one or several.
+        reading: how they are read, as it was asked for.
+        tokenizer: None for what the manifests name, else the processor's own, else ``gpt2``.
+
+    Raises:
+        SettingsError: whatever is wrong with what a manifest says, all at once.
+        InputMissingError: a manifest, or what one names, is not there.
+        InputError: a manifest cannot be read, names what lies outside of its folder, or has images or sounds read
+            without a processor.
+    """
+    given = as_given(inputs)
+    if not any(is_config(one) or is_manifest(one) for one in given):
+        return Inputs(given, (), reading, _usual(reading) if tokenizer is None else tokenizer)  # type: ignore[arg-type]
+    # pydantic takes its time to import.
+    from batchloom.preparation.request.dataset_inputs import expand  # noqa: PLC0415
+
+    found = expand(given)
+    if found.multimodal and reading.media is None:
+        if found.processor is None:
+            raise InputError(
+                f"{found.multimodal} is read with a processor, and none is named: write "
+                "processor_config: {processor_name: FOLDER}, or give --processor."
+            )
+        reading = replace(reading, media=MediaRecipe(processor=found.processor))
+    if reading.media is not None and reading.media.sampling == Sampling():
+        reading = replace(reading, media=replace(reading.media, sampling=found.sampling))
+    chosen = tokenizer if tokenizer is not None else found.tokenizer or _usual(reading)
+    said = lifted(found.sources, reading)
+    return Inputs(found.inputs, *said, chosen, found.notes, found.follow_links)
+
+
+def _usual(reading: ReadRecipe) -> str:
+    """The tokenizer where nobody names one: what lies beside a processor, which knows its tokens."""
+    return _TOKENIZER if reading.media is None else reading.media.processor
+
+
+def as_given(inputs: Given | Sequence[Given]) -> "tuple[str | DatasetConfig, ...]":
+    """One input or several as several, paths as strings."""
+    return (inputs,) if is_config(inputs) else make_inputs(inputs)  # type: ignore[arg-type,return-value]
+
+
+def name_of(one: "str | DatasetConfig") -> str:
+    """An input as a command line names it, URLs without credentials; empty for a config of no file."""
+    return shown(one) if isinstance(one, str) else str(one.written.file or "")
+
+
+def list_inputs(
+    recipe: Recipe,
+    spool: Spool,
+    *,
+    exclude: Path | None = None,
+    streaming: bool | None = None,
+    seen: Mapping[str, Seen] | None = None,
+) -> Listing:
+    """The files behind the inputs of a recipe; see :func:`list_sources`.
+
+    Raises:
+        InputError: a file is asked for twice, each time as something else: it is read once.
+    """
+    sources = [recipe.source(number) for number in range(len(recipe.inputs))]
+    asked = [replace(one.asked, follow_links=recipe.follow_links) for one in sources]
+    listing = list_sources(
+        recipe.inputs,
+        asked=asked,
+        exclude=exclude,
+        spool=spool,
+        streaming=streaming,
+        seen=seen,
+        media=recipe.reading.media is not None,
+    )
+    for name, first, second in listing.twice:
+        if recipe.source(first) != recipe.source(second):
+            one, other = (recipe.source(n).place or recipe.inputs[n] for n in (first, second))
+            raise InputError(
+                f"{name} is named by {one} and by {other}, which say different things of it, and a file is read once; "
+                "leave one of them out."
+            )
+    return listing
+
+
+def is_config(value: object) -> bool:
+    """Whether a value is a DatasetConfig; there is none where its module is not loaded."""
+    module = sys.modules.get("batchloom.preparation.settings.dataset_config")
+    return module is not None and isinstance(value, module.DatasetConfig)
+
+
+def lifted(
+    sources: tuple[SourceRecipe, ...], reading: ReadRecipe
+) -> tuple[tuple[SourceRecipe, ...], ReadRecipe]:
+    """What is said of every input alike as what is said of all, so that both give one recipe."""
+    if not sources:
+        return sources, reading
+    first = sources[0]
+    same = all(
+        (one.text_field, one.mapping) == (first.text_field, first.mapping) for one in sources
+    )
+    if not same or reading.text_field is not None or reading.mapping:
+        return sources, reading
+    lifted = replace(reading, text_field=first.text_field, mapping=first.mapping)
+    return tuple(replace(one, text_field=None, mapping={}) for one in sources), lifted

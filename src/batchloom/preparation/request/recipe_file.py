@@ -1,0 +1,261 @@
+"""Recipe files: the settings of a ``prepare`` job as YAML, read and written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, final
+
+import yaml
+
+from batchloom.chat import BUILT_IN
+from batchloom.core.addresses import is_far, is_url, shown as shown_address
+from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.files import printable, refuse_url
+from batchloom.core.settings import nearest, raise_problems, shown
+from batchloom.core.yaml_reader import EXPONENT, FLOAT_TAG, read_yaml
+from batchloom.preparation.settings import (
+    MANIFEST_KEYS,
+    Recipe,
+    SourceRecipe,
+    Written,
+    dedup_plain,
+    fim_plain,
+    media_settings,
+    size_text,
+    steps_plain,
+)
+from batchloom.store import MANIFEST_NAME
+
+# In the order in which people read them.
+SETTINGS = (
+    *("tokenizer", "end_token", "text_field", "mapping", "ignore", "split_on", "normalize"),
+    *("clean", "fim", "media", "dedup"),
+    *("tokens_per_shard", "dtype", "val_fraction", "test_fraction", "balance_subsets", "max_bad"),
+    *("template", "train_on", "max_tokens", "overlong", "prove", "follow_links"),
+)
+# Settings that a file names only where they are not the default: files of older versions have none.
+_LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}
+KEYS = ("inputs", *SETTINGS)
+_TIKTOKEN = "tiktoken:"
+_WORDS = ("bytes", "gpt2")
+_REMEDY = "write settings such as inputs: and a list into it (batchloom prepare INPUT --print-recipe prints them all)"
+_HEAD = "# batchloom prepare --recipe FILE --out STORE; relative paths begin at the folder of this file.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a recipe file, a store or a Recipe says of a job, its values as they were written.
+
+    Attributes:
+        settings: by the names ``prepare`` takes them under; what is not said is not there.
+        inputs: where they lie.
+        sources: what is said of each input; empty where nothing is said of any.
+        where: how messages call it; empty for what was made in Python.
+        notes: what is to be told before work begins.
+        kept: the state of the tokenizer, where a store has kept it.
+        store: the store that was made by it.
+        partial: why it made a part of that store alone; empty where it made all.
+    """
+
+    settings: Mapping[str, Any]
+    inputs: tuple[str, ...] = ()
+    sources: tuple[SourceRecipe, ...] = ()
+    where: str = ""
+    notes: tuple[str, ...] = ()
+    kept: Mapping[str, Any] | None = None
+    store: Path | None = None
+    partial: str = ""
+
+
+def state_recipe(recipe: Recipe) -> Stated:
+    """What a Recipe says."""
+    parts = (recipe, recipe.reading, recipe.chat)
+    values = {one.name: getattr(part, one.name) for part in parts for one in fields(part)}
+    return Stated({name: values[name] for name in SETTINGS}, recipe.inputs, recipe.sources)
+
+
+def read_recipe_file(path: Path) -> Stated:
+    """What a recipe file says; its values are looked at when a Recipe is made of them.
+
+    Raises:
+        InputMissingError: there is no such file, or nothing in it, or an input is not there.
+        RecordError: it is no YAML; says at which line and column.
+        SettingsError: names nobody knows, and inputs that are none.
+        InputError: it is a manifest of data sets or of a store, or cannot be read.
+    """
+    refuse_url(path, "The recipe")
+    whole = read_yaml(path, _REMEDY)
+    _refuse_others(path, whole)
+    problems = [
+        f"{path}: {name}: unknown setting{nearest(name, KEYS)}"
+        for name in whole
+        if name not in KEYS
+    ]
+    # What is null is as if it were not there.
+    values = {name: whole[name] for name in KEYS if whole.get(name) is not None}
+    written = Written(path, recipe=True)
+    inputs: list[tuple[str, SourceRecipe]] = []
+    try:
+        inputs = _inputs(values.pop("inputs", []), written)
+    except SettingsError as error:
+        problems += error.problems
+    raise_problems(problems)
+    for name in ("tokenizer", "template"):
+        if isinstance(values.get(name), str):
+            values[name] = _beside(name, values[name], written)
+    said = tuple(source for _, source in inputs)
+    return Stated(
+        values,
+        tuple(place for place, _ in inputs),
+        said if any(one != SourceRecipe() for one in said) else (),
+        str(path),
+    )
+
+
+def _refuse_others(path: Path, whole: object) -> None:
+    """Refuse what is no recipe, and say what it is where that can be told."""
+    if isinstance(whole, list) or (isinstance(whole, dict) and _is_manifest(whole)):
+        raise InputError(
+            f"{path} is a manifest of data sets, not a recipe; give it as an input: batchloom prepare {path}."
+        )
+    if isinstance(whole, dict) and {"format_version", "recipe"} <= set(whole):
+        raise InputError(
+            f"{path} is the manifest of a store under another name; call it {MANIFEST_NAME}, and give it or its folder."
+        )
+    if not isinstance(whole, dict):
+        raise InputError(f"{path} holds {shown(whole)}, which is no recipe; {_REMEDY}.")
+
+
+def _is_manifest(whole: Mapping[str, Any]) -> bool:
+    return "inputs" not in whole and any(name in whole for name in MANIFEST_KEYS)
+
+
+def _inputs(value: object, written: Written) -> list[tuple[str, SourceRecipe]]:
+    """Where the inputs lie and what is said of each."""
+    if not isinstance(value, list):
+        raise SettingsError(
+            [
+                f"{written.file}: inputs: {shown(value)} is no list; write - and a path on a line of its own for each"
+            ]
+        )
+    raise_problems(
+        [
+            f"{written.file}: inputs[{number}]: {shown(one)} is neither a path nor a data set; write a path, or "
+            "{path: ..., data_type: ..., mapping: ...}"
+            for number, one in enumerate(value)
+            if not isinstance(one, (str, dict))
+        ]
+    )
+    if not value:
+        return []
+    # pydantic takes its time to import.
+    from batchloom.preparation.request.dataset_inputs import located  # noqa: PLC0415
+    from batchloom.preparation.settings import DatasetConfig  # noqa: PLC0415
+
+    listed = [one if isinstance(one, dict) else {"path": one} for one in value]
+    try:
+        config = DatasetConfig(datasets=listed)  # type: ignore[arg-type]  # it makes them
+    except SettingsError as error:
+        raise SettingsError(
+            [f"{written.file}: {one.replace('datasets', 'inputs', 1)}" for one in error.problems]
+        ) from None
+    return located(config.datasets or (), written)
+
+
+def _beside(name: str, value: str, written: Written) -> str:
+    """A tokenizer or template as ``prepare`` takes it, seen from the file's folder."""
+    if name == "template":
+        return value if value in BUILT_IN else written.below(value)
+    if value in _WORDS or value.startswith("train:") or is_far(value):
+        return value
+    if value.startswith(_TIKTOKEN):
+        return _TIKTOKEN + written.below(value.removeprefix(_TIKTOKEN))
+    return written.below(value)
+
+
+def recipe_settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings of a recipe as a file has them, defaults too."""
+    settings = {
+        **state_recipe(recipe).settings,
+        "mapping": dict(recipe.reading.mapping),
+        "ignore": list(recipe.reading.ignore),
+        "clean": steps_plain(recipe.reading.clean),
+        "fim": fim_plain(recipe.reading.fim),
+        "media": media_settings(recipe.reading.media),
+        "dedup": dedup_plain(recipe.dedup),
+        "tokens_per_shard": size_text(recipe.tokens_per_shard),
+    }
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
+    }
+
+
+def printable_settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings of a recipe as a report holds them: names that are no Unicode are replaced."""
+    plain = recipe_settings(recipe)
+    return {name: _printable(value) for name, value in plain.items() if value not in (None, {}, [])}
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(shown_address(value) if is_url(value) else value)
+    if isinstance(value, dict):
+        return {printable(str(name)): _printable(one) for name, one in value.items()}
+    return [_printable(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def recipe_text(recipe: Recipe, note: str = "") -> str:
+    """The whole recipe as YAML, defaults too; :func:`read_recipe_file` gives the same.
+
+    Args:
+        recipe: what to write.
+        note: a sentence that goes with it, as a comment.
+
+    Raises:
+        InputError: a path is no text, which no YAML can hold.
+    """
+    if odd := [one for one in recipe.inputs if printable(one) != one]:
+        raise InputError(
+            f"{shown(odd[0])} holds bytes that are no UTF-8, which no recipe file can; rename it, or name its folder."
+        )
+    said = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
+    inputs = [_input(place, one) for place, one in zip(recipe.inputs, said, strict=True)]
+    whole = {"inputs": inputs, **recipe_settings(recipe)}
+    text = yaml.dump(whole, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=1 << 20)
+    return f"{_HEAD}{f'# {note}' + chr(10) if note else ''}{text}"
+
+
+def _input(place: str, said: SourceRecipe) -> Any:
+    """An input as a manifest of data sets has it; its path alone where nothing is said of it."""
+    values = {
+        "data_type": said.form,
+        "name": said.name,
+        "weight": said.weight,
+        "text_field": said.text_field,
+        "mapping": dict(said.mapping) or None,
+        "ignore": list(said.ignore) or None,
+    }
+    found = {name: value for name, value in values.items() if value is not None}
+    return {"path": place, **found} if found else place
+
+
+@final
+class _Writer(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
+    """Writes texts so that our reader takes them for texts."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is the parent's
+        """Write equal values out, each time."""
+        return True
+
+
+def _write_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Line ends inside of plain text would be folded over several lines.
+    return writer.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
+    )
+
+
+_Writer.add_representer(str, _write_text)
+_Writer.add_implicit_resolver(FLOAT_TAG, EXPONENT, list("-+0123456789"))

@@ -1,0 +1,477 @@
+"""``DatasetConfig``: which data sets, read how, packed how, as one checked value.
+
+Its names and defaults are those of the data set blocks that people bring from other trainers.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
+
+from batchloom.core.errors import SettingsError
+from batchloom.core.settings import is_text, nearest, raise_problems, shown
+from batchloom.media import Sampling
+from batchloom.plan import PlanSpec
+from batchloom.preparation.settings.dataset_file import DatasetFile, Written, read_dataset_file
+from batchloom.preparation.settings.read_recipe import column_problems, is_weight
+from batchloom.sources.files import Form
+
+DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
+Format = Literal["json", "jsonl", "yaml", "hf_dataset", "arrow", "parquet", "csv"]
+
+# What is read with a processor, and never cut.
+MULTIMODAL = ("vision", "vision_audio")
+_MOST_PROBLEMS = 100
+# Settings of other trainers' blocks that say nothing of texts; they are accepted, and told.
+_UNUSED = (
+    "eval_dataset_path",
+    "object_storage",
+    "bucket_name",
+    "filter_overlong_workers",
+    "max_length",
+    "data_seed",
+    "extra_kwargs",
+    "video_backend",
+)
+# What is said of videos, by the names it has here.
+_OF_VIDEOS = {
+    "fps": "fps",
+    "frame_num": "frames",
+    "video_max_frames": "max_frames",
+    "video_min_pixels": "min_pixels",
+    "video_max_pixels": "max_pixels",
+}
+_SAID_OF_VIDEOS = ("video_sampling_strategy", *_OF_VIDEOS)
+
+
+def _text(value: str) -> str:
+    if not is_text(value) or "\0" in value:
+        raise ValueError(f"{shown(value)} is not a word; write one, or leave it out")
+    return value
+
+
+def _no_list(value: str) -> str:
+    if value == "yaml":
+        raise ValueError("'yaml' is a list in a list; write its data sets here")
+    return value
+
+
+def _weight(value: float) -> float:
+    if not is_weight(value):
+        raise ValueError(f"{shown(value)} is not a finite number above 0")
+    return value
+
+
+def _length(value: int) -> int:
+    _plan(seq_len=value)
+    return value
+
+
+def _strategy(value: str) -> str:
+    _plan(packing=value)
+    return value
+
+
+def _plan(*, seq_len: int = 1, packing: str = "none") -> None:
+    """Refuse what the plan would refuse, without the name it has there."""
+    try:
+        PlanSpec(seq_len=seq_len, packing=packing, global_batch_size=1)
+    except SettingsError as error:
+        raise ValueError(error.problems[0].partition(": ")[2]) from None
+
+
+def _folder(value: str) -> str:
+    # An empty one is as good as none.
+    return _text(value) if value else value
+
+
+def _path_text(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+Word = Annotated[StrictStr, AfterValidator(_text)]
+Path_ = Annotated[StrictStr, BeforeValidator(_path_text), AfterValidator(_text)]
+Folder = Annotated[StrictStr, BeforeValidator(_path_text), AfterValidator(_folder)]
+
+
+@contextmanager
+def _told_our_way() -> Iterator[None]:
+    """Everything that pydantic finds wrong, as one SettingsError."""
+    try:
+        yield
+    except ValidationError as error:
+        raise SettingsError(_sentences(error, BaseModel)) from None
+
+
+class _Settings(BaseModel):
+    """Settings that tell everything that is wrong with them, also what does not go together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    __init__ = _told_our_way()(BaseModel.__init__)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _whole(cls, values: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(values, Mapping):
+            # What is null is as if it were not there.
+            values = cls._gathered({n: value for n, value in values.items() if value is not None})
+        together = cls._contradictions(values) if isinstance(values, Mapping) else []
+        try:
+            made = make(values)
+        except ValidationError as error:
+            raise SettingsError([*_sentences(error, cls), *together]) from None
+        raise_problems(together)
+        return made
+
+    @classmethod
+    def _gathered(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values, those that may be written flat in the field that holds them."""
+        return dict(values)
+
+    @classmethod
+    def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:  # noqa: ARG003
+        """What does not go together in values of which nothing is checked yet."""
+        return []
+
+
+class ProcessorConfig(_Settings):
+    """What makes tokens.
+
+    Attributes:
+        processor_name: the tokenizer, as ``prepare`` takes it: a path or a Hub id; of ``vision`` and
+            ``vision_audio`` also the processor.
+        processor_type: what kind of processor it is; its files say so, and this is not used.
+        max_pixels, min_pixels, kwargs, extra_kwargs: not used for texts; with images and sounds refused,
+            since a processor's settings stand in its files.
+    """
+
+    processor_name: Word
+    processor_type: StrictStr | None = None
+    max_pixels: StrictInt | None = None
+    min_pixels: StrictInt | None = None
+    kwargs: dict[str, Any] | None = None
+    extra_kwargs: dict[str, Any] | None = None
+
+
+class DatasetEntry(_Settings):
+    """One data set of a list.
+
+    Attributes:
+        path: a file, folder, glob or URL, or a data set of the Hub; a relative path begins at the
+            manifest's folder, or at ``data_folder``.
+        data_folder: the folder that ``path`` lies in; empty or None for the manifest's.
+        data_type: what its files are; None: told by their names and contents.
+        name: what it is called.
+        weight: its share among the others, above 0; recorded, and not applied: weights are of stores.
+        type: what it holds; None for the block's.
+        mapping: roles and their columns, where detection is to be overruled.
+        ignore: columns and message keys that are treated as absent.
+        text_field: the column that is the text.
+        split, config, revision: of a data set of the Hub, or ``split`` of a saved one.
+    """
+
+    path: Path_
+    data_folder: Folder | None = None
+    data_type: Annotated[Format, AfterValidator(_no_list)] | None = None
+    name: Word | None = None
+    weight: Annotated[StrictFloat, AfterValidator(_weight)] | None = None
+    type: DatasetType | None = None
+    mapping: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    ignore: tuple[Word, ...] | None = None
+    text_field: Word | None = None
+    split: Word | None = None
+    config: Word | None = None
+    revision: Word | None = None
+
+    @classmethod
+    def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:
+        mapping, text_field = values.get("mapping", {}), values.get("text_field")
+        if not isinstance(mapping, Mapping) or not all(
+            isinstance(word, str) for item in mapping.items() for word in item
+        ):
+            return []
+        problems = column_problems(text_field if is_text(text_field) else None, mapping)
+        return [problem.replace("map.", "mapping.", 1) for problem in problems]
+
+
+def _sampling(said: Mapping[str, Any]) -> Sampling:
+    """What settings of videos come to.
+
+    Raises:
+        SettingsError: names each that is wrong as it is written.
+    """
+    usual = "frame_num" if "frame_num" in said and "fps" not in said else "fps"
+    chosen = said.get("video_sampling_strategy", usual)
+    if chosen not in ("fps", "frame_num"):
+        raise SettingsError([f"video_sampling_strategy: {shown(chosen)} is none of fps, frame_num"])
+    if chosen == "frame_num" and "frame_num" not in said:
+        raise SettingsError(["frame_num: there is none, and video_sampling_strategy is frame_num"])
+    other = "fps" if chosen == "frame_num" else "frame_num"
+    names = {own: name for name, own in _OF_VIDEOS.items() if name in said and name != other}
+    try:
+        return Sampling(**{own: said[name] for own, name in names.items()})
+    except SettingsError as error:
+        parts = [problem.partition(":") for problem in error.problems]
+        raise SettingsError([f"{names.get(own, own)}:{what}" for own, _, what in parts]) from None
+
+
+def _wrong_sampling(said: Mapping[str, Any]) -> list[str]:
+    """What is wrong with settings of videos."""
+    unknown = [
+        f"videos.{name}: unknown setting{nearest(str(name), _SAID_OF_VIDEOS)}"
+        for name in said
+        if name not in _SAID_OF_VIDEOS
+    ]
+    try:
+        _sampling(said)
+    except SettingsError as error:
+        return [*unknown, *error.problems]
+    return unknown
+
+
+class DatasetConfig(_Settings):
+    """Data sets and how they are packed; ``load`` reads one from a YAML file.
+
+    ``batchloom.prepare`` takes it as an input, ``plan_settings`` are those of a ``Loader``.
+
+    Attributes:
+        dataset_type: ``text``, ``fineweb_edu`` (a column called text), ``vision`` (conversations that may hold
+            images) or ``vision_audio`` (images and sounds).
+        dataset_format: what the files are: json, jsonl, csv, parquet, arrow, hf_dataset (a folder
+            of ``save_to_disk`` or a Hub id), or yaml, a file with a list of data sets; None: told
+            by names and contents.
+        dataset_path: file, folder, glob, URL or Hub id.
+        datasets: data sets one by one, in place of ``dataset_path``.
+        processor_config: its ``processor_name`` is the tokenizer, and of images and sounds the processor.
+        shuffle: whether documents come in a random order.
+        packing: whether several documents share a sequence.
+        packing_length: tokens of a sequence.
+        packing_strategy: ``first_fit``, ``window_N``, ``best_fit`` or ``wrap``.
+        filter_overlong: whether documents longer than a sequence are left out; else they are cut, and where there
+            are images or sounds, which are never cut, refused.
+        follow_links: whether symbolic links are followed that lead out of a folder of data; else they are skipped.
+        videos: which frames of videos are seen. Its keys may stand beside the other settings, too:
+            ``video_sampling_strategy``, whether ``fps`` or ``frame_num`` says how many (where there is none ``fps``,
+            unless ``frame_num`` alone is given), and ``fps``, ``frame_num``, ``video_max_frames``,
+            ``video_min_pixels``, ``video_max_pixels`` as in ``media.sampling.Sampling``.
+
+    Raises:
+        SettingsError: everything that is wrong, each with its path.
+    """
+
+    dataset_type: DatasetType = "text"
+    dataset_format: Format | None = None
+    dataset_path: Path_ | None = None
+    datasets: tuple[DatasetEntry, ...] | None = None
+    processor_config: ProcessorConfig | None = None
+    shuffle: StrictBool = True
+    packing: StrictBool = False
+    packing_length: Annotated[StrictInt, AfterValidator(_length)] = 32_000
+    packing_strategy: Annotated[StrictStr, AfterValidator(_strategy)] = "first_fit"
+    filter_overlong: StrictBool = True
+    follow_links: StrictBool = False
+    videos: dict[StrictStr, Any] = Field(default_factory=dict)
+
+    _written: Written = PrivateAttr(default_factory=Written)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The data sets of a YAML file: a list, a block, or a trainer's file.
+
+        Raises:
+            InputMissingError: there is no such file, or nothing in it.
+            RecordError: it is no YAML; says at which line and column.
+            SettingsError: everything that is wrong with what it says, each with its path.
+        """
+        found = read_dataset_file(Path(path))
+        return cls._of(found)
+
+    @classmethod
+    def _of(cls, found: DatasetFile) -> Self:
+        unused = [name for name in _UNUSED if found.values.get(name) not in (None, {}, "none")]
+        known = {name: value for name, value in found.values.items() if name not in _UNUSED}
+        try:
+            config: Self = cls(**known)
+        except SettingsError as error:
+            where = found.written.where(found.written.block)
+            raise SettingsError([f"{where}{problem}" for problem in error.problems]) from None
+        written = found.written
+        if unused:
+            written = written.told(f"not used of it: {', '.join(unused)}")
+        config._written = written
+        return config
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The tokenizer, as ``prepare`` takes it; None where none is named. Of a multimodal one the processor, too."""
+        if self.processor_config is None:
+            return None
+        return self._written.below(self.processor_config.processor_name)
+
+    @property
+    def sampling(self) -> Sampling:
+        """Which frames of videos are seen."""
+        return _sampling(self.videos)
+
+    @property
+    def multimodal(self) -> bool:
+        """Whether it says itself that data sets hold images or sounds; a list in another file may say so, too."""
+        said = [self.dataset_type, *(entry.type for entry in self.datasets or ())]
+        return any(one in MULTIMODAL for one in said)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be told of the file, one sentence each."""
+        return self._written.notes
+
+    @property
+    def written(self) -> Written:
+        """Where it was written."""
+        return self._written
+
+    def plan_settings(self, longest: int | None = None) -> dict[str, Any]:
+        """The settings of a ``Loader`` (or ``PlanSpec``) that it states; none for a bare list.
+
+        A file that holds a list of data sets, or that is a trainer's, says nothing of packing.
+
+        Args:
+            longest: the most tokens that a model takes: a length nobody wrote is at most that.
+        """
+        if not self._written.has_block:
+            return {}
+        length = self.packing_length
+        if longest is not None and "packing_length" not in self.model_fields_set:
+            length = min(length, longest)
+        kept = "error" if self.multimodal else "split"
+        return {
+            "seq_len": length,
+            "packing": self.packing_strategy if self.packing else "none",
+            "overlong": "drop" if self.filter_overlong else kept,
+            "shuffle": self.shuffle,
+        }
+
+    @classmethod
+    def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:
+        said = values.get("videos", {})
+        wrong = _wrong_sampling(said) if isinstance(said, Mapping) else []
+        return [*cls._wrong_sources(values), *wrong]
+
+    @classmethod
+    def _gathered(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        said = {name: value for name, value in values.items() if name in _SAID_OF_VIDEOS}
+        if not said or not isinstance(values.get("videos", {}), Mapping):
+            return dict(values)
+        rest = {name: value for name, value in values.items() if name not in said}
+        return {**rest, "videos": {**values.get("videos", {}), **said}}
+
+    @classmethod
+    def _wrong_sources(cls, values: Mapping[str, Any]) -> list[str]:
+        path, listed = values.get("dataset_path"), values.get("datasets")
+        form, kind = values.get("dataset_format"), values.get("dataset_type")
+        if path is not None and listed is not None:
+            return ["dataset_path: goes with no datasets; write the one or the other"]
+        if isinstance(listed, (list, tuple)) and not listed:
+            return ["datasets: there are none; write at least one"]
+        if (twice := _named_twice(listed or ())) is not None:
+            return [f"datasets: two are called {twice!r}; a name is one data set's alone"]
+        # The preset of that name is meant.
+        alone = kind == "fineweb_edu" and form in (None, "hf_dataset")
+        if path is None and listed is None and not alone:
+            return ["dataset_path: missing; write it, or a list under datasets"]
+        return []
+
+
+def _named_twice(listed: object) -> str | None:
+    """The first name that two data sets have, whatever else is wrong with them."""
+    names = [
+        one.get("name") if isinstance(one, Mapping) else getattr(one, "name", None)
+        for one in (listed if isinstance(listed, (list, tuple)) else ())
+    ]
+    counts = Counter(name for name in names if isinstance(name, str))
+    return next((name for name, count in counts.items() if count > 1), None)
+
+
+def _sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    found = [sentence for one in error.errors(include_url=False) for sentence in _told(one, model)]
+    more = len(found) - _MOST_PROBLEMS
+    return found if more <= 0 else [*found[:_MOST_PROBLEMS], f"and {more:,} problems more"]
+
+
+def _told(fault: Any, model: type[BaseModel]) -> Iterator[str]:
+    """One fault of pydantic's in the words of ours."""
+    path, value = _path(fault["loc"]), fault["input"]
+    ours = (fault.get("ctx") or {}).get("error")
+    if isinstance(ours, SettingsError):
+        yield from (_joined(path, problem) for problem in ours.problems)
+    elif ours is not None:
+        yield f"{path}: {ours}"
+    elif fault["type"] == "extra_forbidden":
+        yield f"{path}: unknown setting{nearest(path, model.model_fields)}"
+    elif fault["type"] == "missing":
+        yield f"{path}: missing"
+    elif fault["type"] == "literal_error":
+        known = get_args(DatasetType if path in ("dataset_type", "type") else Format)
+        hint = nearest(value, known) if isinstance(value, str) else ""
+        yield f"{path}: {shown(value)} is none of {', '.join(known)}{hint}"
+    else:
+        yield f"{path}: {shown(value)} is not {_wanted(fault['type'])}"
+
+
+def _joined(path: str, problem: str) -> str:
+    """A problem of inner settings with the path of these; it may be of them as a whole."""
+    if problem.startswith(":"):
+        return path + problem
+    return f"{path}.{problem}" if path else problem
+
+
+def _path(places: tuple[int | str, ...]) -> str:
+    text = ""
+    for place in places:
+        if isinstance(place, int):
+            text += f"[{place}]"
+        elif place != "[key]":
+            text += f".{place}" if text else place
+    return text
+
+
+def _wanted(kind: str) -> str:
+    known = {
+        "string_type": "text",
+        "bool_type": "true or false",
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "dict_type": "a mapping",
+        "model_type": "a mapping",
+        "tuple_type": "a list",
+    }
+    return known.get(kind, kind.replace("_", " "))
+
+
+FORM_OF: dict[Format, Form | None] = {
+    "json": "json",
+    "jsonl": "jsonl",
+    "yaml": None,
+    "hf_dataset": "hf_dataset",
+    "arrow": "arrow",
+    "parquet": "parquet",
+    "csv": "csv",
+}

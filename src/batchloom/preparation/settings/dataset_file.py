@@ -1,0 +1,174 @@
+"""YAML files that name data sets: a list, a block, or the file of a trainer."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from batchloom.core.errors import InputError
+from batchloom.core.settings import nearest, shown
+from batchloom.core.yaml_reader import read_yaml
+
+# Keys of a file that hold a block, and of a file that is one.
+_BLOCKS = ("dataset", "dataset_config")
+_OWN = ("datasets", "dataset_path")
+# Of a file with one of these we say that it is a manifest; "modules" is a trainer's.
+MANIFEST_KEYS = (*_BLOCKS, *_OWN, "modules")
+_TRAINER_KEY = "sft_dataset_name"
+_SHOWN = 8
+_REMEDY = "write datasets: and a list of data sets ({path: ..., data_type: ...}), or dataset: and its settings"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a DatasetConfig was written down; without a file it was made in Python.
+
+    Attributes:
+        file: the YAML file.
+        block: the path of its settings in the file, ending in a point; empty for the whole.
+        has_block: whether it states how documents are packed: a bare list does not.
+        notes: what is to be told of the file, one sentence each.
+        recipe: whether it is a recipe, whose paths may lie anywhere, as those of a command line.
+    """
+
+    file: Path | None = None
+    block: str = ""
+    has_block: bool = True
+    notes: tuple[str, ...] = ()
+    recipe: bool = False
+
+    def where(self, place: str) -> str:
+        """How messages name a place in the file; empty without a file."""
+        return "" if self.file is None else f"{self.file}: {place}"
+
+    def told(self, note: str) -> "Written":
+        """The same with a note about the file more."""
+        return replace(self, notes=(*self.notes, f"{self.file}: {note}."))
+
+    def below(self, name: str) -> str:
+        """A path of the file's folder where there is such a thing, else the name as it is.
+
+        Raises:
+            InputError: the path leaves that folder.
+        """
+        if self.file is None or os.path.isabs(name):  # noqa: PTH117
+            return name
+        path = self.file.parent / name
+        # Without its point a path such as ./gpt2 would be a name.
+        if not path.exists() or (self.recipe and self.file.parent == Path()):
+            return name
+        if self.recipe:
+            return str(path)
+        if ".." in path.parts[len(self.file.parent.parts) :] or not path.resolve().is_relative_to(
+            self.file.parent.resolve()
+        ):
+            raise InputError(
+                f"{self.where(self.block)}processor_config.processor_name: {shown(name)} lies outside of the folder of "
+                "the manifest; put it there, or write its path out in full, from its / on."
+            )
+        return str(path)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFile:
+    """The settings that a file holds, unchecked, and where they stand."""
+
+    values: dict[str, Any]
+    written: Written = field(default_factory=Written)
+
+
+def read_dataset_file(path: Path) -> DatasetFile:
+    """The settings in a YAML file.
+
+    Raises:
+        InputMissingError: there is no such file, or nothing in it.
+        RecordError: it is no YAML; says at which line and column.
+        InputError: it names no data sets; says what it holds.
+    """
+    whole = read_yaml(path)
+    if isinstance(whole, list):
+        whole, above = _listed(whole)
+    else:
+        above = ""
+    if not isinstance(whole, dict):
+        raise InputError(f"{path} holds {_kind(whole)} and names no data sets; {_REMEDY}.")
+    blocks = [name for name in _BLOCKS if name in whole]
+    own = [name for name in _OWN if name in whole]
+    if len(blocks) + bool(own) > 1:
+        raise InputError(
+            f"{path} holds {' and '.join([*blocks, *own])}, and one of them is read; leave the others out."
+        )
+    if blocks:
+        return _block(path, whole, blocks[0], above)
+    if own:
+        return DatasetFile(whole, Written(path, has_block=set(whole) != {"datasets"}))
+    if named := _trainer(whole):
+        return _of_trainer(path, named)
+    if "inputs" in whole:
+        raise InputError(
+            f"{path} is a recipe (it has inputs), not a manifest of data sets; give it with --recipe {path}."
+        )
+    raise InputError(f"{path} names no data sets: {_holds(whole)}; {_REMEDY}.")
+
+
+def _listed(whole: list[Any]) -> tuple[Any, str]:
+    """The settings of the first job in a list of jobs (``- type: trainer``) that has data sets."""
+    for number, job in enumerate(whole):
+        config = job.get("config") if isinstance(job, dict) else None
+        if isinstance(config, dict) and any(name in config for name in _BLOCKS):
+            return config, f"[{number}].config."
+    return whole, ""
+
+
+def _block(path: Path, whole: dict[str, Any], name: str, above: str) -> DatasetFile:
+    values = whole[name]
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: {above}{name} holds {_kind(values)}, not settings; {_REMEDY}.")
+    written = Written(path, f"{above}{name}.")
+    if len(whole) > 1 or above:
+        written = written.told(f"{above}{name} is read, and the rest is not")
+    return DatasetFile(values, written)
+
+
+def _trainer(whole: dict[str, Any]) -> dict[str, Any]:
+    """The data sets in a trainer's file, by where they stand."""
+    found = {}
+    modules = whole.get("modules")
+    for module, settings in modules.items() if isinstance(modules, dict) else ():
+        overrides = settings.get("overrides") if isinstance(settings, dict) else None
+        if isinstance(overrides, dict) and _TRAINER_KEY in overrides:
+            found[f"modules.{module}.overrides.{_TRAINER_KEY}"] = overrides[_TRAINER_KEY]
+    return found
+
+
+def _of_trainer(path: Path, named: dict[str, Any]) -> DatasetFile:
+    (place, name), *others = named.items()
+    for other, also in others:
+        if also != name:
+            raise InputError(
+                f"{path}: {place} is {shown(name)} and {other} {shown(also)}, and one data set is read; leave the "
+                "other out, or write datasets: and a list of both."
+            )
+    if not isinstance(name, str) or not name:
+        raise InputError(
+            f"{path}: {place} is {shown(name)}, and names no data set; write a path or a Hub id."
+        )
+    written = Written(path, place.removesuffix(_TRAINER_KEY), has_block=False)
+    return DatasetFile(
+        {"dataset_path": name},
+        written.told(f"{place} ({name}) is read, and the rest is the trainer's"),
+    )
+
+
+def _holds(whole: Mapping[str, Any]) -> str:
+    names = list(whole)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    hint = next((found for name in names if (found := nearest(name, [*_BLOCKS, *_OWN]))), "")
+    listed = ", ".join(shown(name) for name in names[:_SHOWN]) or "nothing"
+    return f"it holds {listed}{more}{hint}"
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
+    return kinds.get(type(value), "a number" if isinstance(value, (int, float)) else "a mapping")

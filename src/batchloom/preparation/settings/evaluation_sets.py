@@ -1,0 +1,236 @@
+"""Evaluation sets for decontamination: their records read from files, and the index made of them."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path, PurePath
+from typing import Any
+
+from batchloom.core.addresses import is_url, shown
+from batchloom.core.errors import InputError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.settings import to_plain
+from batchloom.sources import (
+    Asked,
+    Limits,
+    Part,
+    PartReader,
+    PartStream,
+    ReadRules,
+    error_of,
+    list_sources,
+)
+from batchloom.sources.files import Source
+from batchloom.store.write import write_pieces
+from batchloom.text import CleanStep, Decontaminate, filled, settings_of
+from batchloom.text.decontamination import Overlap, build_index
+from batchloom.text.quality import bad_words
+
+DECONTAMINATE = "decontaminate"
+BAD_WORDS = "bad_words"
+_DEEPEST = 32
+# What is skipped of a set would be trained on unseen.
+_FOLLOWED = Asked(follow_links=True)
+# A file written again so soon after may have the very same times.
+_SETTLED_NS = 2_000_000_000
+
+# Of each file of a set, in order: how it is read, and the XXH3-128 of its bytes after decompression.
+_Contents = list[tuple[str, str]]
+
+
+def with_index(
+    settings: Decontaminate, folder: Path, tell: Callable[[str], None] | None = None
+) -> Decontaminate:
+    """The settings with the index of their sets, which is made in ``folder``, or was there.
+
+    Raises:
+        InputError: a file of a set cannot be read or changes meanwhile, a record of it cannot be
+            used, or no field of a set has ``min_words`` words.
+    """
+    named = _identity(
+        settings, {name: _contents_of(place) for name, place in settings.sets.items()}
+    )
+    path = folder / f"evaluation_sets.{named}.index"
+    if not path.exists():
+        read: dict[str, _Contents] = {name: [] for name in settings.sets}
+        index = _built(settings, read)
+        if _identity(settings, read) != named:
+            raise InputError(_changed(settings.sets.values()))
+        write_pieces(path, index.pieces())
+        if tell:
+            tell(_told(settings, index))
+    # Workers read it from the file, and its name is kept; it may be large.
+    return replace(settings, index=str(path))
+
+
+def index_of(settings: Decontaminate) -> Overlap:
+    """The index of the sets that the settings name."""
+    return _built(settings, {name: [] for name in settings.sets})
+
+
+def steps_with_index(
+    steps: Sequence[CleanStep], folder: Path, tell: Callable[[str], None]
+) -> tuple[CleanStep, ...]:
+    """The steps as workers take them: where one looks for evaluation sets, with the index of them."""
+    ready = []
+    for step in steps:
+        if step.name == DECONTAMINATE:
+            settings = with_index(settings_of(step), folder, tell)
+            step = CleanStep(step.name, to_plain(settings))  # noqa: PLW2901 - what it becomes
+        ready.append(step)
+    return tuple(ready)
+
+
+def clean_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
+    """The steps as a manifest holds them: every setting said, absolute places by their last name only."""
+    plain = []
+    for step in filled(steps):
+        settings = {name: value for name, value in step.settings.items() if name != "index"}
+        if step.name == DECONTAMINATE:
+            settings["sets"] = {name: _label(place) for name, place in settings["sets"].items()}
+        if settings.get(BAD_WORDS):
+            settings[BAD_WORDS] = _label(settings[BAD_WORDS])
+        plain.append(CleanStep(step.name, settings))
+    return tuple(plain)
+
+
+def files_identity(steps: Sequence[CleanStep]) -> str | None:
+    """What names the contents of all files that these steps look into; None where they need none.
+
+    It is found by reading their bytes alone; whether they can be used is found by who makes an index of them.
+
+    Raises:
+        InputMissingError, InputError: one cannot be read.
+    """
+    found: list[Any] = []
+    for step in steps:
+        settings = settings_of(step)
+        if isinstance(settings, Decontaminate):
+            contents = {name: _contents_of(place) for name, place in settings.sets.items()}
+            found.append(_identity(settings, contents))
+        elif words := getattr(settings, BAD_WORDS, None):
+            found.append(sorted(bad_words(words)))
+    return fingerprint(found) if found else None
+
+
+def refuse_changed(steps: Sequence[CleanStep], named: str | None) -> None:
+    """Make sure that the files these steps look into are still those that a job is named by.
+
+    Args:
+        steps: the steps.
+        named: what :func:`files_identity` gave of them.
+
+    Raises:
+        InputError: they are not.
+    """
+    if files_identity(steps) == named:
+        return
+    places: list[str] = []
+    for settings in map(settings_of, steps):
+        places += settings.sets.values() if isinstance(settings, Decontaminate) else ()
+        places += filter(None, [getattr(settings, BAD_WORDS, None)])
+    raise InputError(_changed(places))
+
+
+def _label(place: str) -> str:
+    return PurePath(place).name if PurePath(place).is_absolute() else place
+
+
+def records_of(place: str) -> Iterator[tuple[str, ...]]:
+    """The records of an evaluation set: of each the texts of its fields, in order.
+
+    Args:
+        place: a file or folder in any form that ``prepare`` reads; of a text file each line is a
+            record.
+
+    Raises:
+        InputMissingError, InputError: it cannot be read.
+        RecordError: a record cannot be used: an evaluation set is looked for whole or not at all.
+    """
+    return _records(place, [])
+
+
+def _records(place: str, read: _Contents) -> Iterator[tuple[str, ...]]:
+    """The records of a set, and when they are through, what they were read from in ``read``."""
+    rules = ReadRules(None, "line", Limits())
+    for source in list_sources([place], asked=[_FOLLOWED]).sources:
+        with PartReader(Part(source, 0, source.size), rules) as reader:
+            before = 0
+            for found in reader:
+                if found.bad:
+                    raise error_of(source, rules, before, found.bad[0])
+                before += found.seen
+                for value in found.values:
+                    yield tuple(_texts(value, 0))
+            read.append((source.kind, reader.finish().hex()))
+
+
+def _built(settings: Decontaminate, read: Mapping[str, _Contents]) -> Overlap:
+    """The index, and by set what it was made of in ``read``."""
+    records = {name: _records(place, read[name]) for name, place in settings.sets.items()}
+    return build_index(records, words=settings.words, min_words=settings.min_words)
+
+
+def _identity(settings: Decontaminate, contents: Mapping[str, _Contents]) -> str:
+    """What decides an index: the sets in their order, whose first one a shared n-gram is told of."""
+    sets = [[name, contents[name]] for name in settings.sets]
+    return fingerprint([sets, settings.words, settings.min_words])
+
+
+def _contents_of(place: str) -> _Contents:
+    """What an evaluation set holds, told by its bytes."""
+    return [
+        (source.kind, _hash_of(source))
+        for source in list_sources([place], asked=[_FOLLOWED]).sources
+    ]
+
+
+def _hash_of(source: Source) -> str:
+    """The XXH3-128 of the bytes of a file, which is read once as long as it is surely the same."""
+    if is_url(source.path):
+        return _known_hash(source, (0, 0, 0))
+    try:
+        now = os.stat(source.file)  # noqa: PTH116 - as it was listed
+    except OSError:
+        # Whoever opens it says what is wrong.
+        return _read_hash(source)
+    # No writer can set this time, so it tells also of a file that has its size and date again.
+    if time.time_ns() - now.st_ctime_ns < _SETTLED_NS:
+        return _read_hash(source)
+    return _known_hash(source, (now.st_dev, now.st_ino, now.st_ctime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _known_hash(source: Source, written: tuple[int, int, int]) -> str:  # noqa: ARG001 - it changes with the file
+    return _read_hash(source)
+
+
+def _read_hash(source: Source) -> str:
+    with PartStream(source) as stream:
+        return stream.finish().hex()
+
+
+def _texts(value: Any, depth: int) -> Iterator[str]:
+    """Every text in a value, those of lists and objects in it too."""
+    if isinstance(value, str):
+        yield value
+    elif depth < _DEEPEST and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item, depth + 1)
+    elif depth < _DEEPEST and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item, depth + 1)
+
+
+def _told(settings: Decontaminate, index: Overlap) -> str:
+    names = ", ".join(settings.sets)
+    return f"Documents that share {settings.words} words with {names} are dropped: {len(index.hashes):,} n-grams."
+
+
+def _changed(places: Iterable[str]) -> str:
+    return (
+        f"What cleaning looks into ({', '.join(map(shown, places))}) was changed while it was used; let its writer "
+        "finish, then give the command again with --restart."
+    )

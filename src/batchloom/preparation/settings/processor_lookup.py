@@ -1,0 +1,43 @@
+"""Where the processor lies that a recipe names: a folder, or a repository of the Hub."""
+
+from pathlib import Path
+
+from batchloom.core.errors import InputError
+from batchloom.media import PROCESSOR_FILES, TEMPLATE_FILES
+from batchloom.tokens import HUB_ID, Wanted, hub_folder
+
+_FOLDER = "give the folder that a processor's save_pretrained wrote"
+_WANTED = Wanted(
+    # video_preprocessor_config.json makes no processor of its own.
+    PROCESSOR_FILES[:2],
+    (
+        *PROCESSOR_FILES[2:],
+        *TEMPLATE_FILES,
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "config.json",
+    ),
+    InputError,
+    f"it is of no processor; {_FOLDER}",
+    f"{_FOLDER} (there is none of this name here)",
+)
+
+
+def names_repository(named: str) -> bool:
+    """Whether this names a repository of the Hub: no such path is here, and it is written as one."""
+    return HUB_ID.fullmatch(named) is not None and not Path(named).exists()
+
+
+def processor_folder(named: str) -> Path:
+    """The folder of a processor, after fetching it from the Hub where it is one of its repositories.
+
+    What the local cache of the Hub holds is not asked for again.
+
+    Raises:
+        MissingDependencyError: it is to come from the Hub, and huggingface_hub is not installed.
+        InputError: it is to come from the Hub, and does not.
+    """
+    if names_repository(named):
+        return hub_folder(named, _WANTED)
+    return Path(named).expanduser()

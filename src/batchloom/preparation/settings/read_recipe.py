@@ -1,0 +1,197 @@
+"""The settings of reading: which columns hold what, and what a document of a text file is."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchloom.chat.schema import mapping_problems
+from batchloom.core.settings import is_switch, is_text, nearest, shown
+from batchloom.preparation.settings.fim_recipe import Fim
+from batchloom.preparation.settings.media_recipe import MediaRecipe
+from batchloom.sources import Asked, Limits, ReadRules
+from batchloom.sources.files import FORMS, SPLIT_WORDS, Form
+from batchloom.text import CleanStep, clean_problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRecipe:
+    r"""How records and text files are read.
+
+    What is wrong with one is told by the recipe that holds it, with all else that is wrong.
+
+    Attributes:
+        text_field: field of a record, or column of a table, that holds the text; None where the
+            schema is told from the records themselves.
+        mapping: role to column, where detection is to be overruled (``{"prompt": "q"}``).
+        ignore: columns and message keys that are treated as absent.
+        split_on: what a document of a text file is: ``auto`` (a file; a plain-text file above
+            1 MiB is cut into documents of about 64 KiB), ``file``, ``line``, ``paragraph``, or
+            a marker: any other string, at which texts are cut and which is removed.
+        normalize: whether text is brought to Unicode NFC with ``\n`` newlines.
+        clean: the steps of cleaning, in the order they are taken.
+        fim: texts whose middle is put last; None for none.
+        media: how conversations with images and audio are read; None where they are refused.
+    """
+
+    text_field: str | None = None
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+    split_on: str = "auto"
+    normalize: bool = True
+    clean: tuple[CleanStep, ...] = ()
+    fim: Fim | None = None
+    media: MediaRecipe | None = None
+
+    def rules(self, limits: Limits) -> ReadRules:
+        """What the sources need to know of it."""
+        return ReadRules(self.text_field or "text", self.split_on, limits)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values, by the names ``prepare`` takes them under."""
+        problems = column_problems(self.text_field, self.mapping)
+        problems += _ignore_problems(self.ignore)
+        if not is_text(self.split_on):
+            problems.append(not_a_word("split_on", self.split_on))
+        if not is_switch(self.normalize):
+            problems.append(f"normalize: {shown(self.normalize)} is neither True nor False")
+        if not isinstance(self.clean, tuple) or any(
+            not isinstance(one, CleanStep) for one in self.clean
+        ):
+            problems.append(f"clean: {shown(self.clean)} are no steps; give a tuple of CleanStep")
+        else:
+            problems += clean_problems(self.clean)
+        fim: object = self.fim
+        if isinstance(fim, Fim):
+            problems += fim.problems()
+        elif fim is not None:
+            problems.append(f"fim: {shown(fim)} is no Fim; give Fim(rate=0.5)")
+        media: object = self.media
+        if isinstance(media, MediaRecipe):
+            problems += media.problems()
+        elif media is not None:
+            problems.append(
+                f"media: {shown(media)} is no MediaRecipe; give MediaRecipe(processor=...)"
+            )
+        return problems + _split_problems(self.split_on)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecipe:
+    """What is said of one input alone; what is wrong with it is told by the recipe that holds it.
+
+    Attributes:
+        text_field: as in :class:`ReadRecipe`; where neither this nor ``mapping`` is given, the
+            recipe's count.
+        mapping: as in :class:`ReadRecipe`.
+        ignore: as in :class:`ReadRecipe`, besides what the recipe ignores in all inputs.
+        form: what its files are: ``json``, ``jsonl``, ``csv``, ``parquet``, ``arrow`` or
+            ``hf_dataset``; None: told by their names and contents.
+        name: what its documents are called together; recorded in the store.
+        weight: its share among the inputs, above 0; recorded in the store.
+        place: where it was asked for, for messages.
+    """
+
+    text_field: str | None = None
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+    form: Form | None = None
+    name: str | None = None
+    weight: float | None = None
+    place: str = field(default="", compare=False)
+
+    @property
+    def asked(self) -> Asked:
+        """What the listing needs to know of it."""
+        return Asked(self.form, self.place)
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values, by their names."""
+        problems = column_problems(self.text_field, self.mapping)
+        problems += _ignore_problems(self.ignore)
+        if self.form is not None and self.form not in FORMS:
+            hint = nearest(str(self.form), FORMS)
+            problems.append(f"form: {shown(self.form)} is none of {', '.join(FORMS)}{hint}")
+        if self.name is not None and not is_text(self.name):
+            problems.append(not_a_word("name", self.name))
+        if self.weight is not None and not is_weight(self.weight):
+            problems.append(f"weight: {shown(self.weight)} is not a finite number above 0")
+        return problems
+
+
+def is_weight(value: object) -> bool:
+    """Whether a value can be a share among others."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return 0 < float(value) < math.inf
+    except OverflowError:
+        return False
+
+
+def source_plain(source: SourceRecipe, *, beside: bool) -> dict[str, Any]:
+    """What is said of one input as the manifest holds it: what is not said is left out.
+
+    What its files were read as stands with the files.
+
+    Args:
+        source: what is said.
+        beside: with its name and weight, which decide no document.
+    """
+    said: dict[str, Any] = {
+        "text_field": source.text_field,
+        "mapping": dict(source.mapping),
+        "ignore": list(source.ignore),
+    }
+    if beside:
+        said |= {"name": source.name, "weight": source.weight and float(source.weight)}
+    return {name: value for name, value in said.items() if value}
+
+
+def sources_plain(sources: Sequence[SourceRecipe], *, beside: bool = True) -> list[dict[str, Any]]:
+    """What is said of each input; of no input where nothing is said of any."""
+    plain = [source_plain(source, beside=beside) for source in sources]
+    return plain if any(plain) else []
+
+
+def weights_note(sources: Sequence[SourceRecipe]) -> str:
+    """What to say of weights that nothing uses yet; empty where there are none."""
+    found = [source.weight for source in sources if source.weight is not None]
+    if not found:
+        return ""
+    inputs = "1 input" if len(found) == 1 else f"{len(found):,} inputs"
+    return (
+        f"Weights of {inputs} are recorded and not applied: documents of one store are drawn in proportion to their "
+        "tokens; stores of their own can be mixed (train --mixture)."
+    )
+
+
+def column_problems(text_field: object, mapping: object) -> list[str]:
+    """What is wrong with columns that are named for a text or for roles."""
+    if not isinstance(mapping, Mapping):
+        problems = [f"mapping: {shown(mapping)} is no mapping of roles to columns"]
+    elif mapping and text_field is not None:
+        problems = ["text_field: goes with no mapping; give mapping={'text': ...} alone"]
+    else:
+        problems = list(mapping_problems(mapping))
+    if text_field is not None and not is_text(text_field):
+        problems.append(not_a_word("text_field", text_field))
+    return problems
+
+
+def _ignore_problems(ignore: object) -> list[str]:
+    if isinstance(ignore, tuple) and all(map(is_text, ignore)):
+        return []
+    return [f"ignore: {shown(ignore)} is no list of names; give columns or message keys"]
+
+
+def not_a_word(name: str, value: object) -> str:
+    """The problem of a setting that should be a word."""
+    return f"{name}: {shown(value)} is not a word; give one or more Unicode characters"
+
+
+def _split_problems(split_on: object) -> list[str]:
+    word = split_on.lower().rstrip("s") if isinstance(split_on, str) else ""
+    if word not in SPLIT_WORDS or split_on in SPLIT_WORDS:
+        return []
+    return [f"split_on: {shown(split_on)} is not known; did you mean {word!r}?"]

@@ -1,0 +1,108 @@
+"""The temporary files of a unit's media: a row each, their places, and the bytes of those that the store holds."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError
+from batchloom.core.medium import KINDS
+from batchloom.preparation.documents import PlacedMedium
+from batchloom.store import NOT_HELD, ROW, writing
+from batchloom.store.format import kind_of, numbers_of
+
+MEDIA_NAMES = ("media.rows", "media.places", "media.blobs")
+_MOST_DOCUMENTS = 1 << 32
+
+
+@final
+class UnitMedia:
+    """The files while they are written; there are none before the first medium.
+
+    Args:
+        folder: where they go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, IO[bytes]] = {}
+        self._places = self._blobs = 0
+        self._held: dict[bytes, int] = {}
+        self._last: tuple[bytes, int] | None = None
+
+    def add(self, media: Sequence[Sequence[PlacedMedium]], first: int) -> None:
+        """Append the media of documents, of which ``first`` is the number of the first in the unit."""
+        if not self._open:
+            for name in MEDIA_NAMES:
+                with writing(self._folder):
+                    self._open[name] = (self._folder / name).open("wb")
+        if first + len(media) > _MOST_DOCUMENTS:
+            raise InputError(
+                f"A file that cannot be cut holds more than {_MOST_DOCUMENTS:,} documents with media; split it."
+            )
+        rows = np.zeros(sum(map(len, media)), ROW)
+        places = []
+        at = 0
+        for document, some in enumerate(media, first):
+            for placed in some:
+                place = placed.medium.place.encode()
+                self._fill(rows[at : at + 1], placed, document, len(place))
+                places.append(place)
+                at += 1
+        with writing(self._folder):
+            self._open[MEDIA_NAMES[0]].write(rows.tobytes())
+            self._open[MEDIA_NAMES[1]].write(b"".join(places))
+
+    def _fill(self, row: NDArray[np.void], placed: PlacedMedium, document: int, size: int) -> None:
+        medium = placed.medium
+        if medium.seen is None:
+            raise AssertionError("media are looked at before they are encoded")
+        number = int.from_bytes(medium.seen.digest, "big")
+        row["digest"] = (number & NOT_HELD, number >> 64)
+        row["size"] = medium.seen.size
+        row["blob"] = NOT_HELD if medium.data is None else self._hold(medium.data)
+        row["place"], row["place_size"] = self._places, size
+        row["facts"], row["grid"] = numbers_of(medium.seen.facts), placed.grid
+        row["document"], row["start"], row["tokens"] = document, placed.start, placed.tokens
+        row["kind"] = KINDS.index(kind_of(medium.seen.facts))
+        self._places += size
+
+    def _hold(self, data: bytes) -> int:
+        """Where bytes lie among those that are held; equal ones are written once."""
+        if self._last is not None and self._last[0] is data:
+            return self._last[1]  # the frames of a video are of the same bytes
+        digest = xxhash.xxh3_128_digest(data)
+        begin = self._held.get(digest)
+        if begin is None:
+            begin = self._held[digest] = self._blobs
+            with writing(self._folder):
+                self._open[MEDIA_NAMES[2]].write(data)
+            self._blobs += len(data)
+        self._last = data, begin
+        return begin
+
+    def sync(self) -> None:
+        """Make what was written outlast a power cut."""
+        for file in self._open.values():
+            with writing(self._folder):
+                file.flush()
+                os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._open.values():
+            file.close()
+
+
+def media_salts(media: Sequence[Sequence[PlacedMedium]], documents: int) -> NDArray[np.uint64]:
+    """What tells documents about other media apart where their tokens are alike, 0 of those without any [documents]."""
+    salts = np.zeros(documents, np.uint64)
+    for number, some in enumerate(media):
+        if some:
+            digests = b"".join(one.medium.seen.digest for one in some if one.medium.seen)
+            salts[number] = xxhash.xxh3_64_intdigest(digests) or 1
+    return salts

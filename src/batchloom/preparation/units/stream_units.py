@@ -1,0 +1,285 @@
+"""What a stream keeps of the stretches it reads, and how units are made of it without reading them again.
+
+A stretch is a part of a unit, or several, or a piece of one. A unit all of whose stretches were kept
+has the temporary files that its first phase would have written, to the byte.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.document import BadRecord
+from batchloom.core.files import read_regular
+from batchloom.preparation.documents import Membership, PlacedMedium, Readings
+from batchloom.preparation.settings import DedupRecipe
+from batchloom.preparation.units.media_files import UnitMedia
+from batchloom.preparation.units.unit_files import FACTS_NAME, ROW, UnitFiles
+from batchloom.preparation.units.unit_report import Merging
+from batchloom.preparation.units.units import Unit
+from batchloom.preparation.units.work_folder import (
+    PartCounts,
+    UnitFacts,
+    attempt_folder,
+    claim,
+    reading,
+)
+from batchloom.preparation.units.written_media import placed_media, unit_media
+from batchloom.sources import PartReader, RecordBounds
+from batchloom.store import write_file, writing
+from batchloom.store.write import make_folder, sync_folder
+
+STRETCHES = "stretches"
+_FACTS, _TOKENS, _ROWS, _FLAGS, _BAD = (
+    *("stretch.json", "tokens.bin", "documents.rows", "trained.bool"),
+    "bad.jsonl",
+)
+
+
+class StretchFacts(msgspec.Struct, frozen=True):
+    """What came of a stretch.
+
+    Attributes:
+        place: number of the stretch inside its unit.
+        last: whether it is the unit's last one.
+        parts: of each of its pieces the number of the part inside the unit, and whether it is all of it.
+        batches: documents, tokens and whether there are flags, of each call of ``add``.
+        dtype: of a token.
+        train: documents of the train subset.
+        facts: as those of a unit, a part for each piece.
+    """
+
+    place: int
+    last: bool
+    parts: list[tuple[int, bool]]
+    batches: list[tuple[int, int, bool]]
+    dtype: str
+    train: int
+    facts: UnitFacts
+
+
+@final
+class StretchLog:
+    """Keeps what comes of one stretch while it is read.
+
+    Args:
+        place: its folder, once all of it is there.
+        attempt: sets the files of this attempt apart from those of another one.
+    """
+
+    def __init__(self, place: Path, attempt: str) -> None:
+        self._place, self._folder = place, attempt_folder(place, attempt)
+        self._batches: list[tuple[int, int, bool]] = []
+        self._documents = 0
+        self._dtype, self._train = "<u2", 0
+        make_folder(self._folder)
+        self._media = UnitMedia(self._folder)
+        self._open: dict[str, IO[bytes]] = {}
+        with writing(self._folder):
+            for name in (_TOKENS, _ROWS, _FLAGS, _BAD):
+                self._open[name] = (self._folder / name).open("wb")
+
+    def add(
+        self,
+        tokens: NDArray[np.generic],
+        rows: NDArray[np.void],
+        codes: NDArray[np.uint8],
+        trained: NDArray[np.bool_] | None,
+        media: Sequence[Sequence[PlacedMedium]],
+    ) -> None:
+        """Keep documents of every subset."""
+        if media:
+            self._media.add(media, self._documents)
+        self._documents += len(rows)
+        self._dtype = tokens.dtype.str
+        self._train += int((codes == 0).sum())
+        with writing(self._folder):
+            self._open[_TOKENS].write(np.ascontiguousarray(tokens).data)
+            self._open[_ROWS].write(rows.tobytes())
+            if trained is not None:
+                self._open[_FLAGS].write(np.ascontiguousarray(trained).data)
+        self._batches.append((len(rows), len(tokens), trained is not None))
+
+    def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
+        """Keep bad records."""
+        with writing(self._folder):
+            for bad in found:
+                self._open[_BAD].write(msgspec.json.encode((part, bad)) + b"\n")
+
+    def finish(
+        self, place: int, parts: list[tuple[int, bool]], facts: UnitFacts, *, last: bool
+    ) -> None:
+        """Give what is kept its place."""
+        with writing(self._folder):
+            for file in self._open.values():
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+        self._media.sync()
+        self._media.close()
+        made = StretchFacts(place, last, parts, self._batches, self._dtype, self._train, facts)
+        write_file(self._folder / _FACTS, msgspec.json.encode(made))
+        sync_folder(self._folder)
+        claim(self._folder, self._place)
+
+    def abandon(self) -> None:
+        """Delete what is kept of a stretch that was not read to its end."""
+        for close in (self._media.close, *(file.close for file in self._open.values())):
+            with contextlib.suppress(OSError):
+                close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def kept_stretches(folder: Path) -> list[StretchFacts] | None:
+    """What was kept of a unit, in order; None where a stretch is missing."""
+    found: list[StretchFacts] = []
+    while not found or not found[-1].last:
+        path = folder / f"{len(found):06d}" / _FACTS
+        if not path.exists():
+            return None
+        with reading(path):
+            found.append(msgspec.json.decode(read_regular(path), type=StretchFacts))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What it takes to make units of what was kept.
+
+    Attributes:
+        readings: how sources are read.
+        membership: the shares of the subsets.
+    """
+
+    readings: Readings
+    membership: Membership
+
+
+def adopt_unit(unit: Unit, kept: Path, folder: Path, attempt: str, how: Adoption) -> bool:
+    """Make a unit's temporary files of the stretches that were kept; whether all of them were.
+
+    Raises:
+        InputError: a source cannot be read or has changed.
+        OutputError: the files cannot be written.
+    """
+    stretches = kept_stretches(kept)
+    if stretches is None:
+        return False
+    aside = attempt_folder(folder, attempt)
+    make_folder(aside)
+    before = [0] * len(unit.parts)
+    with UnitFiles(aside, DedupRecipe(mode="none")) as files:
+        for number, stretch in enumerate(stretches):
+            _copy(kept / f"{number:06d}", stretch, files, before, how)
+        files.sync()
+    facts = replace_checksums(_facts(unit, stretches, how), files.checksums())
+    write_file(aside / FACTS_NAME, msgspec.json.encode(facts))
+    sync_folder(aside)
+    claim(aside, folder)
+    shutil.rmtree(kept, ignore_errors=True)
+    return True
+
+
+def _copy(
+    folder: Path, stretch: StretchFacts, files: UnitFiles, before: list[int], how: Adoption
+) -> None:
+    """Hand what was kept of a stretch on, numbered as in its unit; ``before`` counts records of parts."""
+    parts = np.array([part for part, _ in stretch.parts], np.uint32)
+    shift = np.array([before[part] for part, _ in stretch.parts], np.uint64)
+    with (
+        reading(folder / _ROWS),
+        (folder / _ROWS).open("rb") as rows_file,
+        (folder / _TOKENS).open("rb") as tokens_file,
+        (folder / _FLAGS).open("rb") as flags_file,
+    ):
+        media, first = unit_media(folder), 0
+        for documents, tokens, flagged in stretch.batches:
+            rows = np.fromfile(rows_file, ROW, documents)
+            rows["record"] += shift[rows["part"]]
+            rows["part"] = parts[rows["part"]]
+            ids = np.fromfile(tokens_file, stretch.dtype, tokens)
+            flags = np.fromfile(flags_file, bool, tokens) if flagged else None
+            held = placed_media(media, first, documents)
+            files.add(ids, rows, how.membership.codes(rows["hash"]), flags, media=held)
+            first += documents
+        for line in (folder / _BAD).read_bytes().splitlines():
+            piece, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
+            moved = replace(bad, record=bad.record + int(shift[piece]))
+            files.add_bad(int(parts[piece]), [moved])
+    for (part, _), counts in zip(stretch.parts, stretch.facts.parts, strict=True):
+        before[part] += counts.records
+
+
+def _facts(unit: Unit, stretches: Sequence[StretchFacts], how: Adoption) -> UnitFacts:
+    """What came of a unit, from what came of its stretches."""
+    counts: list[PartCounts | None] = [None] * len(unit.parts)
+    first: tuple[int, BadRecord] | None = None
+    altered: dict[str, str] = {}
+    reports = Merging()
+    for number, stretch in enumerate(stretches):
+        if first is None and stretch.facts.first_bad is not None:
+            piece, bad = stretch.facts.first_bad
+            part = stretch.parts[piece][0]
+            so_far = counts[part]
+            shift = so_far.records if so_far else 0
+            first = part, replace(bad, record=bad.record + shift)
+        for (part, whole), piece_counts in zip(stretch.parts, stretch.facts.parts, strict=True):
+            so_far = counts[part]
+            counts[part] = piece_counts if whole or so_far is None else _sum(so_far, piece_counts)
+        for what, source in stretch.facts.altered.items():
+            altered.setdefault(what, source)
+        reports.add(number, stretch.facts.report)
+    made = [
+        one if one.hash else _read_again(unit, number, one, how)
+        for number, one in enumerate(counts)
+        if one is not None
+    ]
+    return UnitFacts(
+        parts=made,
+        documents=sum(one.documents for one in made),
+        tokens=sum(one.tokens for one in made),
+        first_bad=first,
+        checksums={},
+        altered=altered,
+        report=reports.report(),
+    )
+
+
+def _read_again(unit: Unit, number: int, counts: PartCounts, how: Adoption) -> PartCounts:
+    """The counts of a part that was read in pieces, with the hash of all of its bytes."""
+    part = unit.parts[number]
+    rules = how.readings.of(part.source).rules
+    with PartReader(part, rules, RecordBounds(rules)) as reader:
+        digest = reader.finish()
+        start, stop = reader.start, reader.stop
+    return msgspec.structs.replace(counts, start=start, stop=stop, hash=digest.hex())
+
+
+def replace_checksums(facts: UnitFacts, checksums: Mapping[str, str]) -> UnitFacts:
+    """Facts with the checksums of the files that were written."""
+    return msgspec.structs.replace(facts, checksums=dict(checksums))
+
+
+def _sum(one: PartCounts, other: PartCounts) -> PartCounts:
+    dropped: dict[str, Any] = dict(one.dropped)
+    for reason, count in other.dropped.items():
+        dropped[reason] = dropped.get(reason, 0) + count
+    return PartCounts(
+        start=one.start,
+        stop=other.stop,
+        records=one.records + other.records,
+        documents=one.documents + other.documents,
+        tokens=one.tokens + other.tokens,
+        empty=one.empty + other.empty,
+        bad=one.bad + other.bad,
+        further=one.further + other.further,
+        dropped=dropped,
+        hash="",
+    )

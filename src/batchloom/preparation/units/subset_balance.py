@@ -1,0 +1,268 @@
+"""Subset shares in tokens: move single documents where their hashes alone miss the asked share.
+
+The rule and its reasons are in docs/decisions/0031-subset-shares.md, the exact text in docs/format.md.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.wording import counted
+from batchloom.preparation.documents import unit_interval
+
+# A share of the tokens may miss the asked one by this part of it.
+TOLERANCE = 0.2
+# Documents that may move from and into each subset: the manifest names every one that does.
+_MOST_CANDIDATES = 1 << 16
+# Documents above this part of a subset are tried in pairs, so their number is bounded.
+_LARGE = 2 * TOLERANCE
+_MOST_LARGE = 256
+
+
+class DocumentGroup(NamedTuple):
+    """All documents of one hash, which are always in one subset.
+
+    Attributes:
+        position: place of the hash in [0, 1), by which the shares choose.
+        hash: 128-bit integer.
+        tokens: of all of them.
+    """
+
+    position: float
+    hash: int
+    tokens: int
+
+
+def misses(share: float, tokens: int, total: int) -> bool:
+    """Return whether tokens differ from a share of the total by more than the tolerance."""
+    return share > 0 and abs(tokens - share * total) > TOLERANCE * share * total
+
+
+@final
+class Candidates:
+    """Documents that may leave a subset, collected by hash with bounded memory.
+
+    Args:
+        heaviest: keep the hashes with most tokens; else those of the lowest positions.
+        most: number of hashes that are kept.
+    """
+
+    def __init__(self, *, heaviest: bool, most: int = _MOST_CANDIDATES) -> None:
+        self._heaviest, self._most = heaviest, most
+        self._hashes = [np.zeros((0, 2), np.uint64)]
+        self._tokens = [np.zeros(0, np.int64)]
+        self._pending = 0
+
+    def add(self, hashes: NDArray[np.uint64], lengths: NDArray[np.unsignedinteger]) -> None:
+        """Add documents: hashes uint64 [D, 2] (low, high) and their lengths in tokens [D]."""
+        self._hashes.append(hashes)
+        self._tokens.append(lengths.astype(np.int64))
+        self._pending += len(hashes)
+        if self._pending > 4 * self._most:
+            self._merge()
+
+    def groups(self) -> list[DocumentGroup]:
+        """Return the collected hashes by ascending position."""
+        self._merge()
+        hashes, tokens = self._hashes[0], self._tokens[0]
+        positions = unit_interval(hashes[:, 1])
+        rows = zip(positions.tolist(), hashes.tolist(), tokens.tolist(), strict=True)
+        found = [DocumentGroup(at, (high << 64) | low, count) for at, (low, high), count in rows]
+        return sorted(found)
+
+    def _merge(self) -> None:
+        hashes, tokens = np.concatenate(self._hashes), np.concatenate(self._tokens)
+        order = np.lexsort((hashes[:, 0], hashes[:, 1]))
+        hashes, tokens = hashes[order], tokens[order]
+        fresh = np.ones(len(hashes), bool)
+        fresh[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
+        starts = np.flatnonzero(fresh)
+        if len(starts):
+            hashes, tokens = hashes[starts], np.add.reduceat(tokens, starts)
+        if len(hashes) > self._most:
+            key = -tokens if self._heaviest else unit_interval(hashes[:, 1])
+            some = np.sort(np.argsort(key, kind="stable")[: self._most])
+            hashes, tokens = hashes[some], tokens[some]
+        self._hashes, self._tokens, self._pending = [hashes], [tokens], 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Documents that enter and leave a subset."""
+
+    entering: tuple[DocumentGroup, ...] = ()
+    leaving: tuple[DocumentGroup, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the subset gains; negative where it loses some."""
+        return sum(one.tokens for one in self.entering) - sum(one.tokens for one in self.leaving)
+
+
+def choose_moves(
+    own: Iterable[DocumentGroup], others: Iterable[DocumentGroup], tokens: int, target: float
+) -> Moves:
+    """Choose the documents that bring a subset to its target.
+
+    Documents up to 40 % of the target (as wide as the tolerated range) come first: any number of them
+    that is enough ends within that range. Larger ones are in the subset only where the small ones do
+    not suffice, one or two of them.
+
+    Args:
+        own: documents of the subset that may leave it, by position.
+        others: documents of ``train`` that may enter it, by position.
+        tokens: of the subset, with documents that cannot leave it.
+        target: tokens it should have.
+    """
+    own, others = list(own), list(others)
+    small = [one for one in own if one.tokens <= _LARGE * target]
+    more = [one for one in others if one.tokens <= _LARGE * target]
+    large = [one for one in (*own, *others) if one.tokens > _LARGE * target]
+    staying = {one.hash for one in own}
+    now = tokens - sum(one.tokens for one in own if one.tokens > _LARGE * target)
+    least = now - sum(one.tokens for one in small)
+    chosen = _choose_large(large, least, now + sum(one.tokens for one in more), target)
+    now += sum(one.tokens for one in chosen)
+    entering = [one for one in chosen if one.hash not in staying]
+    kept = {one.hash for one in chosen}
+    leaving = [one for one in own if one.tokens > _LARGE * target and one.hash not in kept]
+    for one in sorted(small, key=lambda one: -one.tokens):
+        if one.tokens < 2 * (now - target):
+            leaving.append(one)
+            now -= one.tokens
+    for one in more:
+        if one.tokens < 2 * (target - now):
+            entering.append(one)
+            now += one.tokens
+    return Moves(tuple(entering), tuple(leaving))
+
+
+def _choose_large(
+    large: list[DocumentGroup], least: int, most: int, target: float
+) -> tuple[DocumentGroup, ...]:
+    """Choose none, one or two large documents, with which small ones come closest to a target.
+
+    Args:
+        large: the documents, in order of preference.
+        least: tokens of the subset without any that may leave it.
+        most: tokens of the subset with all small ones that may enter it.
+        target: tokens it should have.
+    """
+
+    def distance(chosen: tuple[DocumentGroup, ...]) -> float:
+        added = sum(one.tokens for one in chosen)
+        return max(0.0, target - (most + added), least + added - target)
+
+    # Of those that alone are too long only the shortest can be the best.
+    fitting = [one for one in large if one.tokens <= (1 + TOLERANCE) * target][:_MOST_LARGE]
+    shortest = sorted(large, key=lambda one: one.tokens)[:1]
+    choices = ((), *((one,) for one in (*fitting, *shortest)), *combinations(fitting, 2))
+    return min(choices, key=distance)
+
+
+def balance_subsets(
+    shares: Mapping[str, float],
+    tokens: Mapping[str, int],
+    groups: Mapping[str, list[DocumentGroup]],
+) -> dict[int, str]:
+    """Return the subset of each hash that moves, so that subsets have their shares of the tokens.
+
+    A subset with a share is not left empty where another can spare a document: the shortest one.
+
+    Args:
+        shares: asked share of the tokens of each subset but ``train``, in order.
+        tokens: of each subset as hashes choose, with documents of older generations.
+        groups: documents of each subset that may move, by position.
+    """
+    total, counts = sum(tokens.values()), dict(tokens)
+    members = {name: list(groups[name]) for name in ("train", *shares)}
+
+    def move(documents: Iterable[DocumentGroup], source: str, destination: str) -> None:
+        moving = set(documents)
+        members[source] = [one for one in members[source] if one not in moving]
+        members[destination].extend(moving)
+        counts[source] -= sum(one.tokens for one in moving)
+        counts[destination] += sum(one.tokens for one in moving)
+
+    for name, share in shares.items():
+        if misses(share, tokens[name], total):
+            train = sorted(members["train"])
+            moves = choose_moves(groups[name], train, tokens[name], share * total)
+            move(moves.entering, "train", name)
+            move(moves.leaving, name, "train")
+    for name in (*shares, "train"):
+        if counts[name] == 0 and (name == "train" or shares[name] > 0):
+            spared = _spare_document(members, counts, required=name == "train")
+            if spared is not None:
+                move([spared[1]], spared[0], name)
+    natural = {one.hash: name for name, documents in groups.items() for one in documents}
+    moved = {
+        one.hash: name
+        for name, documents in members.items()
+        for one in documents
+        if natural[one.hash] != name
+    }
+    return dict(sorted(moved.items()))
+
+
+def _spare_document(
+    members: Mapping[str, list[DocumentGroup]], counts: Mapping[str, int], *, required: bool
+) -> tuple[str, DocumentGroup] | None:
+    """Return a subset and its shortest document for a subset that is empty.
+
+    ``train`` gives first, then any subset that keeps a document. Where none can, a required
+    subset takes the last document of another.
+    """
+    choices = [
+        (counts[name] == one.tokens, name != "train", one.tokens, one.position, name, one)
+        for name, documents in members.items()
+        for one in documents
+        if required or counts[name] > one.tokens
+    ]
+    if not choices:
+        return None
+    *_, name, document = min(choices)
+    return name, document
+
+
+def share_notes(
+    shares: Mapping[str, float],
+    tokens: Mapping[str, int],
+    documents: int,
+    *,
+    balance: bool = True,
+    texts: bool = True,
+) -> list[str]:
+    """Return a sentence for each subset that misses its share of the tokens.
+
+    Args:
+        shares: asked share of the tokens of each subset but ``train``.
+        tokens: of each subset.
+        documents: number of documents of all subsets.
+        balance: whether single documents may move; else their hashes alone choose.
+        texts: whether documents were made of texts, which can be cut.
+    """
+    total = sum(tokens.values())
+    reason = (
+        "documents stay whole" if balance else "hashes alone choose, without a look at their length"
+    )
+    remedies = [
+        "Add data",
+        *(["leave --no-balance-subsets out"] if texts and not balance else []),
+        *(["cut texts into smaller documents (--split-on paragraph)"] if texts else []),
+    ]
+    return [
+        f"The {name} subset has {_percent(tokens[name] / total)} of the tokens instead of {_percent(share)} "
+        f"(--{name}-fraction): {reason}, and there are {counted(documents, 'document')}. {', '.join(remedies)}, or "
+        f"prepare {name} as a separate store."
+        for name, share in shares.items()
+        if tokens.get(name) and misses(share, tokens[name], total)
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,277 @@
+"""The temporary files of a unit: tokens by subset, a row a document, bad records."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Self, TypeVar, final
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputError
+from batchloom.preparation.dedup import NO_KEY, band_keys, key_file, key_records
+from batchloom.preparation.documents import BAD_LABEL, PlacedMedium, keys_of, without_control
+from batchloom.preparation.settings import DedupRecipe
+from batchloom.preparation.units.bad_records import put_in_order
+from batchloom.preparation.units.media_files import UnitMedia, media_salts
+from batchloom.store import BAD, writing
+from batchloom.store.format import SUBSETS
+
+_T = TypeVar("_T", bound=np.generic)
+
+ROWS_NAME = "documents.rows"
+# Hash and number of each document, by which duplicates are found.
+KEYS_NAME = "documents.keys"
+BANDS_NAME = "documents.bands"
+BAD_NAME = "bad.jsonl"
+FACTS_NAME = "unit.json"
+KEPT_NAME = "kept.json"
+DROPPED_NAME = "dropped.rows"
+SHARDS_NAME = "shards.json"
+_STRETCH = 1 << 20
+# Tokens from which on a piece is worth a call of its own.
+_SMALL = 2048
+# What a number of 32 bits can tell apart.
+_MOST_DOCUMENTS = 1 << 32
+
+# One document; `part` counts inside the unit, `side` is 0 where it is no preference. A text that is `seen` stood
+# before in its unit: it has the length of the first, and no tokens in the files.
+ROW = np.dtype(
+    [
+        ("hash", "<u8", (2,)),
+        ("record", "<u8"),
+        ("offset", "<u8"),
+        ("part", "<u4"),
+        ("length", "<u4"),
+        ("side", "u1"),
+        ("seen", "u1"),
+    ]
+)
+
+
+def written_lengths(rows: NDArray[np.void]) -> NDArray[np.int64]:
+    """Tokens that documents have in the files of their unit [D]."""
+    return np.where(rows["seen"], 0, rows["length"].astype(np.int64))
+
+
+def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
+    """Whether each row is the first document of its record.
+
+    Args:
+        rows: documents in order.
+        before: part and record of the document before them.
+    """
+    parts = np.concatenate([[before[0]], rows["part"].astype(np.int64)])
+    records = np.concatenate([[before[1]], rows["record"].astype(np.int64)])
+    fresh: NDArray[np.bool_] = (parts[1:] != parts[:-1]) | (records[1:] != records[:-1])
+    return fresh
+
+
+def back_to_back(
+    tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> NDArray[_T]:
+    """Stretches [starts, stops) of ``tokens`` back to back."""
+    pieces = in_pieces(tokens, starts, stops)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def in_pieces(
+    tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> list[NDArray[_T]]:
+    """Stretches [starts, stops) of ``tokens`` in pieces to be written one after the other.
+
+    Neighbours are one piece; large pieces are not copied, small ones are joined.
+    """
+    apart = starts[1:] != stops[:-1]
+    begins = starts[np.concatenate([[True], apart])]
+    ends = stops[np.concatenate([apart, [True]])]
+    pieces = [tokens[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    small = int((ends - begins).sum()) < _SMALL * len(pieces)
+    return [np.concatenate(pieces)] if small and len(pieces) > 1 else pieces
+
+
+def tokens_name(subset: str) -> str:
+    """Name of the file with a unit's tokens of one subset, as the shares of the subsets say."""
+    return f"tokens.{subset}.bin"
+
+
+def trained_name(subset: str) -> str:
+    """Name of the file that says of each token of a unit's subset whether it is trained, a byte each.
+
+    It is there only where some token is not.
+    """
+    return f"trained.{subset}.bool"
+
+
+@final
+class UnitFiles:
+    """The temporary files of a unit while they are written.
+
+    Args:
+        folder: where they go.
+        dedup: which duplicates will be looked for, by keys that are written here.
+    """
+
+    def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
+        self._folder, self._dedup = folder, dedup
+        self._last, self._rows = (-1, -1), 0
+        self._last_bad, self._bad_in_order = (-1, -1), True
+        self._stack = contextlib.ExitStack()
+        self._key = (
+            self._stack.enter_context(key_file(folder / KEYS_NAME))
+            if dedup.mode != "none"
+            else None
+        )
+        self._open: dict[str, IO[bytes]] = {}
+        self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
+        self._tokens = dict.fromkeys(SUBSETS, 0)
+        self._media, self._documents = UnitMedia(folder), 0
+        near = [BANDS_NAME] if dedup.mode == "near" else []
+        for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_name, SUBSETS)):
+            with writing(folder):
+                self._open[name] = (folder / name).open("wb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.__exit__(*sys.exc_info())
+        self._media.close()
+        for file in self._open.values():
+            # What could not be written has been told already; closing would only tell it again.
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def add(
+        self,
+        tokens: NDArray[np.generic],
+        rows: NDArray[np.void],
+        codes: NDArray[np.uint8],
+        trained: NDArray[np.bool_] | None = None,
+        *,
+        added: tuple[int, int] = (0, 0),
+        plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
+        media: Sequence[Sequence[PlacedMedium]] = (),
+    ) -> None:
+        """Append documents: the tokens of those that are not seen back to back, their rows and their subset codes.
+
+        ``trained`` says of each token whether it is trained; None: every one. ``added``: how many
+        control tokens stand before and behind the text of each document. ``plain``: tokens and lengths
+        of those that are not seen, as they are compared; None: as they are written. ``media``: of each
+        document; nothing where none of them holds any.
+        """
+        lengths = written_lengths(rows)
+        stops = np.cumsum(lengths)
+        starts = stops - lengths
+        for code, name in enumerate(SUBSETS):
+            mine = (codes == code) & (rows["seen"] == 0)
+            if mine.any():
+                taken = in_pieces(tokens, starts[mine], stops[mine])
+                for piece in taken:
+                    self._hashes[name].update(piece.data)
+                with writing(self._folder):
+                    for piece in taken:
+                        self._open[tokens_name(name)].write(piece.data)
+                    if trained is not None or trained_name(name) in self._open:
+                        flags = np.ones(len(tokens), bool) if trained is None else trained
+                        self._flag(name, in_pieces(flags, starts[mine], stops[mine]))
+                self._tokens[name] += sum(piece.size for piece in taken)
+        if media:
+            self._media.add(media, self._documents)
+        self._documents += len(rows)
+        with writing(self._folder):
+            self._open[ROWS_NAME].write(rows.tobytes())
+        if self._key is not None and len(rows):
+            fresh = first_of_records(rows, self._last)
+            self._last = int(rows["part"][-1]), int(rows["record"][-1])
+            first = rows[fresh]
+            if self._rows + len(rows) > _MOST_DOCUMENTS:
+                raise InputError(
+                    f"A file that cannot be cut holds more than {_MOST_DOCUMENTS:,} documents, too many to number; "
+                    "unpack it, split it into several, or say --dedup none."
+                )
+            numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
+            keys = keys_of(first["hash"], first["side"] == BAD)
+            self._key(key_records(keys, numbers, first["part"].astype(np.uint32)))
+            if self._dedup.mode == "near":
+                written = written_lengths(rows)
+                if plain is not None:
+                    tokens = plain[0]
+                    written[rows["seen"] == 0] = plain[1]
+                self._band(tokens, written, rows, fresh, (added, media_salts(media, len(rows))))
+            self._rows += len(rows)
+
+    def _band(
+        self,
+        tokens: NDArray[np.generic],
+        written: NDArray[np.int64],
+        rows: NDArray[np.void],
+        fresh: NDArray[np.bool_],
+        how_compared: tuple[tuple[int, int], NDArray[np.uint64]],
+    ) -> None:
+        """Keep what says which documents are alike; those of one record are looked at as one.
+
+        ``how_compared``: control tokens added before and behind, and what keeps documents about other media apart.
+        """
+        added, salts = how_compared
+        how = self._dedup.banding
+        # What is seen is a duplicate already, whatever it is like.
+        first = np.flatnonzero(fresh & (rows["seen"] == 0))
+        keys = np.full((len(rows), how.bands), NO_KEY)
+        if len(first):
+            lengths = np.add.reduceat(written, first)
+            skipped = int(written[: first[0]].sum())
+            ids, lengths = without_control(tokens[skipped:], lengths, added)
+            found = band_keys(ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle)
+            # Of one text with two labels neither is a copy of the other.
+            salt = np.where(rows["side"][first] == BAD, BAD_LABEL, salts[first])
+            other = (salt != 0)[:, None] & (found != NO_KEY)
+            keys[first] = np.where(other, np.maximum(found ^ salt[:, None], 1), found)
+        with writing(self._folder):
+            self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
+
+    def _flag(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
+        """Append flags of tokens; what came before the first of them is trained."""
+        name = trained_name(subset)
+        if name not in self._open:
+            self._open[name] = (self._folder / name).open("wb")
+            for start in range(0, self._tokens[subset], _STRETCH):
+                size = min(_STRETCH, self._tokens[subset] - start)
+                self._open[name].write(np.ones(size, bool).data)
+        for piece in flags:
+            self._open[name].write(piece.data)
+
+    def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
+        """Append bad records."""
+        with writing(self._folder):
+            for bad in found:
+                self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
+                place = part, bad.record
+                self._bad_in_order &= self._last_bad <= place
+                self._last_bad = place
+
+    def _sort_bad(self) -> None:
+        """Put bad records in the order of the input: when each was found is a matter of timing."""
+        with writing(self._folder):
+            self._open[BAD_NAME].flush()
+            put_in_order(self._folder / BAD_NAME)
+
+    def sync(self) -> None:
+        """Finish what is sorted, and make what was written outlast a power cut."""
+        self._stack.close()
+        if not self._bad_in_order:
+            self._sort_bad()
+        self._media.sync()
+        for file in self._open.values():
+            with writing(self._folder):
+                file.flush()
+                os.fsync(file.fileno())
+
+    def checksums(self) -> dict[str, str]:
+        """The XXH3-128 of each token file."""
+        return {name: value.hexdigest() for name, value in self._hashes.items()}

@@ -1,0 +1,91 @@
+"""Units: the pieces of work, decided by listing alone before anything is read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from batchloom.core.files import printable
+from batchloom.core.fingerprint import fingerprint
+from batchloom.sources import Part, ReadRules, parts_of
+from batchloom.sources.files import Source
+
+# Listed input of a unit; with it stand the places where large files are cut, so it is a constant.
+UNIT_BYTES = 256 << 20
+# Bounds what a unit of very many small files takes in memory.
+_UNIT_PARTS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parts that are prepared together.
+
+    Attributes:
+        number: place of the unit in the order of the input.
+        first_part: number of its first part in the manifest's list of parts.
+        parts: consecutive parts, of one source or of many.
+    """
+
+    number: int
+    first_part: int
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of listed input."""
+        return sum(part.stop - part.start for part in self.parts)
+
+
+def unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Mapping[str, str]) -> str:
+    """32 hex digits that name what comes of a unit: its inputs, and all that decides what is made of them.
+
+    Args:
+        unit: the parts.
+        decided_by: plain values: recipe, tokenizer, constants.
+        content: the hash of the content of sources by path, for those that are not told by time.
+    """
+    return fingerprint(
+        {
+            **decided_by,
+            "parts": [
+                [
+                    *(printable(part.source.name), part.source.kind, part.source.size),
+                    content.get(part.source.path, part.source.mtime_ns),
+                    *(part.start, part.stop),
+                ]
+                for part in unit.parts
+            ],
+        }
+    )
+
+
+def plan_units(
+    sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UNIT_BYTES
+) -> list[Unit]:
+    """Group the parts of all sources, in order, into units of about ``unit_bytes``."""
+    units: list[Unit] = []
+    group: list[Part] = []
+    size = done = 0
+
+    def close() -> None:
+        nonlocal group, size, done
+        units.append(Unit(len(units), done, tuple(group)))
+        done += len(group)
+        group, size = [], 0
+
+    for source in sources:
+        for part in parts_of(source, rules, unit_bytes):
+            length = part.stop - part.start
+            if group and (size + length > unit_bytes or len(group) >= _UNIT_PARTS):
+                close()
+            group.append(part)
+            size += length
+    if group:
+        close()
+    return units
+
+
+def source_hash(parts: Sequence[str]) -> str:
+    """The hash of a source from the hashes of its parts, all as 32 hex digits."""
+    return str(xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(part) for part in parts)))

@@ -1,0 +1,470 @@
+"""The work folder ``OUT/.work``: what is finished stays, and only one run is at work in it."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar, final
+
+import msgspec
+
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import BatchloomError, StoreConflictError
+from batchloom.core.files import NOT_JSON, because, open_regular, read_regular
+from batchloom.core.locks import lock_alone
+from batchloom.preparation.units.tasks import Place
+from batchloom.preparation.units.unit_files import (
+    BAD_NAME,
+    FACTS_NAME,
+    KEPT_NAME,
+    ROWS_NAME,
+    SHARDS_NAME,
+)
+from batchloom.preparation.units.unit_report import UnitReport
+from batchloom.preparation.units.units import Unit
+from batchloom.store import MANIFEST_NAME, WORK_NAME, ShardEntry, write_file, writing
+from batchloom.store.format import LOCK_NAME, TOKENIZER_NAME
+from batchloom.store.write import make_folder, sync_folder
+
+T = TypeVar("T")
+
+# Records, each with the reason why it is not taken in hand.
+Excluded = tuple[tuple[Place, str], ...]
+
+# Inputs that can be read only once are kept here, each run's in a folder of its own.
+SPOOL_NAME = "spool"
+# Suffixes of keys, of what was found to stand twice, and of documents that go for being alike.
+KEYS, FOUND, DROPS = ".keys", ".rows", ".drops"
+# Of the temporary files; a job begun by another version is begun anew.
+WORK_VERSION = 7
+
+
+class PartCounts(msgspec.Struct, frozen=True):
+    """What came of one part. ``hash`` is the XXH3-128 of its bytes after decompression.
+
+    ``further`` counts what records gave beyond one document each.
+    """
+
+    start: int
+    stop: int
+    records: int
+    documents: int
+    tokens: int
+    empty: int
+    bad: int
+    further: int
+    dropped: dict[str, int]
+    hash: str
+
+
+class UnitFacts(msgspec.Struct, frozen=True):
+    """``unit.json``: written when a unit's temporary files are complete.
+
+    ``first_bad`` is the part and the first bad record in it;
+    ``checksums`` the XXH3-128 of the token file of each subset; ``altered`` what a template does to
+    conversations beside rendering them, and the source it was first seen in; ``report`` what the
+    report tells of it.
+    """
+
+    parts: list[PartCounts]
+    documents: int
+    tokens: int
+    first_bad: tuple[int, BadRecord] | None
+    checksums: dict[str, str]
+    altered: dict[str, str]
+    report: UnitReport
+
+    @property
+    def counts(self) -> "UnitFacts":
+        """The same without what the report tells: of very many units it is held by nobody."""
+        return msgspec.structs.replace(self, report=UnitReport())
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What is left of a part when duplicates are gone, and how many went by reason."""
+
+    documents: int
+    tokens: int
+    dropped: dict[str, int] = {}
+
+
+class UnitKept(msgspec.Struct, frozen=True):
+    """``kept.json``: what is left of a unit when duplicates are gone.
+
+    ``seen`` is how many of the documents that went have no tokens in the unit's files.
+    ``smallest`` holds the few smallest distinct hashes of each subset, ``shards`` how many shards each
+    subset fills as the shares of the subsets say, ``subsets`` its tokens; ``dropped`` is the number of documents
+    that went; ``moved`` whether some stand in another subset than the shares say, as older generations decided.
+    ``long`` counts documents (and pairs) longer than a shard may be, ``longest`` is the length of the longest of
+    them, its part, its record and its offset.
+    """
+
+    parts: list[Kept]
+    documents: int
+    tokens: int
+    dropped: int
+    smallest: dict[str, list[str]]
+    shards: dict[str, int]
+    moved: bool = False
+    seen: int = 0
+    subsets: dict[str, int] = {}
+    long: int = 0
+    longest: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitWork:
+    """A unit with the place of its temporary files, and what came of its first phase."""
+
+    unit: Unit
+    folder: Path
+    facts: UnitFacts
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """``decision.json``: what is decided over all units before shards are written.
+
+    ``shards`` gives, for each unit and subset, the number of the unit's first shard and how many
+    it has; ``moved`` names the units with documents in another subset than the shares say; ``tokens`` are those
+    of each subset, with older generations.
+    """
+
+    overrides: dict[str, str]
+    shards: list[dict[str, tuple[int, int]]]
+    moved: list[int]
+    tokens: dict[str, int]
+
+
+class JobFacts(msgspec.Struct, frozen=True):
+    """``job.json``: what the work folder is for.
+
+    Sources are (name, bytes, mtime in ns), ``kinds`` what each of them is read as, ``content`` the hash of
+    each where they are told apart by it: then the times are 0. ``base`` is the generation that is appended to.
+    """
+
+    work_version: int
+    recipe: dict[str, Any]
+    constants: list[int]
+    sources: list[tuple[str, int, int]]
+    kinds: list[str] = []
+    content: list[str] = []
+    base: int = 0
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what is wrong with a file (or folder) of a work folder into one sentence.
+
+    Raises:
+        StoreConflictError: in place of any OSError of the system, or of what is no JSON.
+    """
+    try:
+        yield
+    except BatchloomError:
+        raise
+    except (OSError, *NOT_JSON) as error:
+        why = because(error) if isinstance(error, OSError) else error
+        work = next(folder for folder in path.parents if folder.name == WORK_NAME)
+        raise StoreConflictError(
+            f"{path} cannot be read ({why}); delete {work} to begin anew."
+        ) from error
+
+
+def attempt_folder(place: Path, attempt: str) -> Path:
+    """Where one attempt at a folder or a file works, so that no other one can be in its way."""
+    return place.with_name(f"{place.name}.{attempt}")
+
+
+def claim(folder: Path, place: Path) -> bool:
+    """Give what an attempt has finished its place; whether no other one was first.
+
+    Raises:
+        OutputError: it cannot be moved.
+    """
+    first = True
+    with writing(place):
+        try:
+            folder.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(folder)
+            first = False
+    sync_folder(place.parent)
+    return first
+
+
+@contextlib.contextmanager
+def claimed_file(place: Path, attempt: str) -> Iterator[Path]:
+    """A file of this attempt, which takes its place when all went well.
+
+    Raises:
+        OutputError: it cannot be moved.
+    """
+    make_folder(place.parent)
+    aside = attempt_folder(place, attempt)
+    yield aside
+    with writing(place):
+        aside.replace(place)
+
+
+def read_unit(folder: Path) -> UnitFacts | None:
+    """What came of a unit; None where its first phase is not finished."""
+    return _read(folder / FACTS_NAME, UnitFacts)
+
+
+def read_shards(folder: Path) -> dict[str, list[ShardEntry]] | None:
+    """A unit's shards by subset; None where they are not written."""
+    return _read(folder / SHARDS_NAME, dict[str, list[ShardEntry]])
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    with reading(path):
+        try:
+            return msgspec.json.decode(read_regular(path), type=kind)
+        except FileNotFoundError:
+            return None
+
+
+def _discard(folder: Path) -> None:
+    """Delete a folder that may be killed half-way: under its name it is whole or not there."""
+    gone = folder.with_name(f"{folder.name}.gone")
+    if gone.exists():
+        shutil.rmtree(gone)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(gone)
+        shutil.rmtree(gone)
+
+
+@final
+class WorkFolder:
+    """The open and locked work folder of one job; use as a context manager.
+
+    Attributes:
+        path: ``OUT/.work``.
+        store: where the finished store grows until it is moved to ``OUT`` as a whole.
+
+    Raises:
+        StoreConflictError: another run is at work in it.
+        OutputError: it cannot be written.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.path = out, out / WORK_NAME
+        self.store = self.path / "store"
+        self._made_out = not out.exists()
+        make_folder(self.path)
+        with writing(self.path):
+            self._lock: IO[str] = (self.path / LOCK_NAME).open("a+")
+        self._take_lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # A job that failed before anything was finished leaves nothing behind.
+        if not self._lock.closed and not self.has_results() and not self.has_learned():
+            self.remove()
+            if self._made_out:
+                with contextlib.suppress(OSError):
+                    self.out.rmdir()
+        self._lock.close()
+
+    def has_results(self) -> bool:
+        """Whether anything in it is worth going on with."""
+        finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS}", "stretches/*")
+        return self.complete or any(any(self.path.glob(one)) for one in finished)
+
+    def has_learned(self) -> bool:
+        """Whether it keeps a tokenizer that was learned from the inputs: to learn it again takes long."""
+        try:
+            job = self.job() if self.tokenizer_path.exists() else None
+        except StoreConflictError:
+            # Whoever asks for the job is told.
+            return False
+        # What is appended takes the tokenizer of its store.
+        if job is None or job.base:
+            return False
+        return str(job.recipe.get("tokenizer")).startswith("train:")
+
+    def _take_lock(self) -> None:
+        def busy() -> str:
+            self._lock.seek(0)
+            owner = self._lock.read().strip() or "unknown"
+            return (
+                f"Another run is preparing into {self.out} (process {owner}); wait for it, or choose "
+                "another --out."
+            )
+
+        try:
+            lock_alone(
+                self._lock.fileno(),
+                self.path / "lock",
+                busy=busy,
+                ended=f"Another run into {self.out} has just ended; give the command again.",
+                unable=lambda why: (
+                    f"Cannot lock {self.path}: {why}; choose an --out on a file system with locks."
+                ),
+            )
+        except BaseException:
+            self._lock.close()
+            raise
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    def unit(self, identity: str) -> Path:
+        """The folder of a unit's temporary files, named by what decides them."""
+        return self.path / "units" / identity
+
+    def kept(self, number: int) -> Path:
+        """The folder of what is decided of a unit."""
+        return self.path / "kept" / f"{number:05d}"
+
+    def shards(self, number: int) -> Path:
+        """The folder of a unit's shards, before they are moved into the store."""
+        return self.path / "shards" / f"{number:05d}"
+
+    def pieces(self, identity: str) -> Path:
+        """The file of the keys of a unit's lines or paragraphs."""
+        return self.path / "pieces" / f"{identity}{KEYS}"
+
+    @property
+    def duplicates(self) -> Path:
+        """The folder of what was found to stand twice."""
+        return self.path / "duplicates"
+
+    def follow(self, units: str) -> bool:
+        """Delete what was found, decided and written of other units than these; whether any was decided.
+
+        Units are named by all that decides their documents, what follows by their numbers alone.
+
+        Args:
+            units: the fingerprint of their names.
+
+        Raises:
+            OutputError: it cannot be deleted, or the units cannot be noted.
+        """
+        note = self.path / "followed"
+        with writing(self.path):
+            if note.exists() and read_regular(note) == units.encode():
+                return False
+            decided = any((self.path / "kept").glob("*"))
+            self._drop_unusable()
+            for name in ("store", "shards", "kept", "duplicates"):
+                _discard(self.path / name)
+            (self.path / "decision.json").unlink(missing_ok=True)
+        write_file(note, units.encode())
+        return decided
+
+    def sweep(self) -> None:
+        """Delete what attempts have left that nobody finished, and what was on its way out."""
+        for place in ("", "units", "kept", "shards", "duplicates"):
+            for path in (self.path / place).glob("*.*"):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+        for place in ("pieces", "duplicates"):
+            for path in (self.path / place).rglob("*.*"):
+                if path.suffix not in (KEYS, FOUND, DROPS):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+
+    def job(self) -> JobFacts | None:
+        """What the folder is for; None where nothing was begun."""
+        return _read(self.path / "job.json", JobFacts)
+
+    def begin(self, job: JobFacts) -> None:
+        """State what the folder is for."""
+        write_file(self.path / "job.json", msgspec.json.encode(job))
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The file that keeps the job's tokenizer."""
+        return self.path / TOKENIZER_NAME
+
+    def tokenizer_state(self) -> dict[str, Any] | None:
+        """The state of the job's tokenizer; None where it is not chosen yet."""
+        return _read(self.tokenizer_path, dict)
+
+    def keep_tokenizer(self, state: dict[str, Any]) -> None:
+        """Keep the tokenizer, so that a later run goes on with the same one."""
+        write_file(self.tokenizer_path, msgspec.json.encode(state))
+
+    def excluded(self) -> dict[str, Excluded]:
+        """Records that are kept aside because workers die of them, by the identity of their units."""
+        return _read(self.path / "excluded.json", dict[str, Excluded]) or {}
+
+    def exclude(self, identity: str, excluded: Excluded) -> None:
+        """Keep aside records of a unit, so that a later run does, too."""
+        every = {**self.excluded(), identity: excluded}
+        write_file(self.path / "excluded.json", msgspec.json.encode(every))
+
+    def unit_facts(self, identity: str) -> UnitFacts | None:
+        """What came of a unit; None where its first phase is not finished."""
+        return read_unit(self.unit(identity))
+
+    def bad_records(self, identity: str) -> Iterator[tuple[int, BadRecord]]:
+        """What a unit kept aside, as its temporary files say it, each with the number of its part."""
+        path = self.unit(identity) / BAD_NAME
+        with reading(path), open_regular(path) as file:
+            for line in file:
+                yield msgspec.json.decode(line, type=tuple[int, BadRecord])
+
+    def unit_kept(self, number: int) -> UnitKept | None:
+        """What is left of a unit; None where that is not known."""
+        return _read(self.kept(number) / KEPT_NAME, UnitKept)
+
+    def unit_shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
+        """A unit's shards by subset; None where they are not written."""
+        return read_shards(self.shards(number))
+
+    def decision(self) -> Decision | None:
+        """What was decided over all units; None where it was not."""
+        return _read(self.path / "decision.json", Decision)
+
+    def decide(self, decision: Decision) -> None:
+        """Keep what was decided."""
+        write_file(self.path / "decision.json", msgspec.json.encode(decision))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole store is written and only has to be moved."""
+        return (self.store / MANIFEST_NAME).exists()
+
+    def remove(self) -> None:
+        """Delete the folder, at the end of the job; what stays is deleted by the next run."""
+        with contextlib.suppress(OSError):
+            for path in self.path.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != LOCK_NAME:
+                    path.unlink()
+            # Last: whoever finds no lock begins.
+            (self.path / LOCK_NAME).unlink()
+            self.path.rmdir()
+        self._lock.close()
+
+    def clear(self, *, keep_units: bool = False) -> None:
+        """Delete what is in the folder but the lock and the inputs that are kept.
+
+        Args:
+            keep_units: leave the units whose temporary files are all there.
+        """
+        with writing(self.path):
+            self._drop_unusable()
+            for path in self.path.iterdir():
+                if path.name == SPOOL_NAME or (keep_units and path.name == "units"):
+                    continue
+                if path.is_dir():
+                    _discard(path)
+                elif path.name != LOCK_NAME:
+                    path.unlink()
+
+    def _drop_unusable(self) -> None:
+        """Delete units whose temporary files went when their shards were written, before these shards go."""
+        for path in (self.path / "units").glob("*"):
+            if not (path / ROWS_NAME).exists():
+                _discard(path)

@@ -1,0 +1,318 @@
+"""A pool of worker processes on this machine, each with a pipe of its own.
+
+Nothing is shared between workers, so that one that is killed, at any moment and by anything, takes
+its own order with it and nothing else (docs/decisions/0013-execution.md).
+"""
+
+import contextlib
+import fcntl
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.spawn import get_executable
+from typing import Any, Self, final
+
+from batchloom.core.errors import SettingsError, WorkerError
+from batchloom.preparation.workers.machine_limits import own_memory, too_much
+from batchloom.preparation.workers.pool_worker import Asks
+from batchloom.preparation.workers.protocols import Done, Lost, Setup, Told
+from batchloom.preparation.workers.worker_results import Failed, error_of
+
+# Deaths of every worker one after the other before any is ready: the next one would die of the same.
+_MOST_DEATHS = 3
+# How often memory is looked at, and whether a silent worker still lives.
+_LOOK_SECONDS = 0.2
+# A worker that was killed is gone at once, unless the system holds it (a disk that does not answer).
+_END_SECONDS = 5.0
+# The search path stands before anything of batchloom is imported.
+_START = (
+    "import sys; sys.path[:] = sys.argv[4:]; from batchloom.preparation.workers.pool_worker import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+)
+# There are as many workers as cores; threads of libraries inside them would only hinder each other.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """One process.
+
+    Attributes:
+        ready: it has made its work.
+        idle: it waits for an order.
+        number: the order that it does.
+        ended: why the pool itself killed it.
+    """
+
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+    ready: bool = False
+    idle: bool = False
+    number: int | None = None
+    ended: str = ""
+
+
+@final
+class Ready:
+    """Processes that begin before it is known what they will do; a context manager that ends those nobody took.
+
+    A worker needs half a second to import what it works with, which its coordinator has something better to do with.
+
+    Args:
+        workers: how many.
+        module: what they import.
+    """
+
+    def __init__(self, workers: int, module: str) -> None:
+        self._workers = [_started(module) for _ in range(workers)]
+
+    def take(self) -> list[_Worker]:
+        """Those that are there, which now are another's to end."""
+        taken, self._workers = self._workers, []
+        return taken
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for one in self.take():
+            one.process.kill()
+            _end(one)
+
+
+@final
+class Pool:
+    """Does orders in processes of this machine; see ``execution.seam.Crew``.
+
+    Processes start when there are orders for them. Use it from one thread, the one that asks for
+    what comes next: Linux ends a worker with the thread that started it.
+
+    Args:
+        setup: made once in every process; of batchloom or another module that can be imported.
+        workers: processes, at most.
+        memory: bytes that a worker may hold, looked at while ``next`` is called; one that holds
+            more is killed, and its order is lost. Mapped files do not count.
+        ready: processes that have begun.
+
+    Raises:
+        SettingsError: there is no such number of workers.
+        WorkerError: by ``next``, when workers die before they have made their work.
+    """
+
+    def __init__(
+        self, setup: Setup, workers: int, memory: int | None = None, ready: Ready | None = None
+    ) -> None:
+        if workers < 1:
+            raise SettingsError([f"workers: {workers} is too few; give 1 or more"])
+        self._setup = pickle.dumps(setup, protocol=5)
+        self._most, self._memory = workers, memory
+        self._waiting: deque[tuple[int, Any]] = deque()
+        self._workers = ready.take() if ready else []
+        self._speaking: deque[_Worker] = deque()
+        self._deaths = 0
+        self._looked = 0.0
+
+    @property
+    def workers(self) -> int:
+        """Processes, at most."""
+        return self._most
+
+    @property
+    def unfinished(self) -> int:
+        """Orders that wait or are being done."""
+        return len(self._waiting) + sum(one.number is not None for one in self._workers)
+
+    def give(self, number: int, order: Any) -> None:
+        """Take an order; a process is started for it where all are busy and there may be more."""
+        self._waiting.append((number, order))
+        self._employ()
+
+    def next(self, seconds: float) -> Told | Done | Lost | None:
+        """The next thing that happened; None where nothing did for so long, or all is done."""
+        until = time.monotonic() + seconds
+        while self.unfinished:
+            self._employ()
+            event = self._look() or self._heard(until - time.monotonic())
+            if event is not None:
+                return event
+            if time.monotonic() >= until:
+                break
+        return None
+
+    def close(self) -> None:
+        """End all processes, whatever they do."""
+        self._waiting.clear()
+        self._speaking.clear()
+        for one in self._workers:
+            one.process.kill()
+        while self._workers:
+            self._forget(self._workers[-1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _employ(self) -> None:
+        """Give orders that wait to workers that do, and start more where there are too few."""
+        for one in self._workers:
+            if one.idle and self._waiting and self._send(one):
+                self._waiting.popleft()
+        coming = sum(one.number is None and not one.ended for one in self._workers)
+        while coming < len(self._waiting) and len(self._workers) < self._most:
+            self._workers.append(_started())
+            coming += 1
+
+    def _send(self, worker: _Worker) -> bool:
+        number, order = self._waiting[0]
+        worker.idle = False
+        try:
+            worker.pipe.send_bytes(pickle.dumps((number, order), protocol=5))
+        except OSError:
+            return False  # it is dead, and its pipe says so when it is read
+        worker.number = number
+        return True
+
+    def _heard(self, seconds: float) -> Told | Done | Lost | None:
+        """What the next worker that speaks has to say; each that does has its turn."""
+        if not self._speaking:
+            pipes = [one.pipe for one in self._workers]
+            found = set(wait(pipes, max(0.0, min(seconds, _LOOK_SECONDS))))
+            self._speaking.extend(one for one in self._workers if one.pipe in found)
+        return self._read(self._speaking.popleft()) if self._speaking else None
+
+    def _read(self, worker: _Worker) -> Told | Done | Lost | None:
+        """Take one message of a worker, and do what it asks for."""
+        try:
+            said = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - of our own process
+        except (EOFError, OSError):
+            return self._gone(worker)
+        if isinstance(said, Asks):
+            if said.setup:
+                with contextlib.suppress(OSError):  # it is dead, and its pipe says so when read
+                    worker.pipe.send_bytes(self._setup)
+            else:
+                worker.ready, worker.idle, self._deaths = True, not worker.ended, 0
+            return None
+        if not isinstance(said, Told):
+            worker.number = None
+        if isinstance(said, Failed):
+            raise error_of(said)
+        return said  # type: ignore[no-any-return]
+
+    def _look(self) -> Lost | None:
+        """Kill who holds too much, and find who died while something else holds its pipe open."""
+        if time.monotonic() < self._looked + _LOOK_SECONDS:
+            return None
+        self._looked = time.monotonic()
+        for one in self._workers:
+            if one.process.poll() is not None:
+                if not one.pipe.poll():
+                    return self._gone(one)
+            elif self._memory is not None and not one.ended:
+                held = own_memory(one.process.pid)
+                if held > self._memory:
+                    one.ended, one.idle = too_much(held, self._memory), False
+                    one.process.kill()
+        return None
+
+    def _gone(self, worker: _Worker) -> Lost | None:
+        """Nothing more comes of a worker."""
+        reason = self._forget(worker)
+        if worker.number is not None:
+            return Lost(worker.number, reason)
+        if not worker.ready:
+            self._deaths += 1
+            if self._deaths >= _MOST_DEATHS * self._most:
+                remedy = (
+                    "Give more (--memory-per-worker)."
+                    if worker.ended
+                    else "What they said stands above, on standard error; give --workers 1 to work without processes."
+                )
+                raise WorkerError(
+                    f"{self._deaths} worker processes ended one after the other before they could do any "
+                    f"work; the last one {reason}. {remedy}"
+                )
+        return None
+
+    def _forget(self, worker: _Worker) -> str:
+        """Take a worker that ends off the list; what became of it."""
+        self._workers.remove(worker)
+        return _end(worker)
+
+
+def _end(worker: _Worker) -> str:
+    """Close the pipe of a worker that ends; what became of it."""
+    worker.pipe.close()
+    try:
+        status = worker.process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        worker.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(_END_SECONDS)
+        return worker.ended or "closed its pipe and did not end"
+    return worker.ended or _said(status)
+
+
+def _said(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return "was killed by signal 9 (out of memory?)"
+    if status < 0:
+        known = signal.strsignal(-status)
+        return f"was killed by signal {-status}" + (f" ({known})" if known else "")
+    return f"ended by itself with exit code {status}"
+
+
+def _started(module: str = "") -> _Worker:
+    """A new process, which knows of this one only its search path, its environment and a pipe.
+
+    It imports the module before it asks for anything, where one is named.
+    """
+    executable = get_executable()
+    if not executable:
+        raise WorkerError(
+            "Worker processes cannot be started: this Python does not know its own executable; name it with "
+            "multiprocessing.set_executable, or work with one worker (--workers 1)."
+        )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        # Above the standard streams, which may be closed here and must not become a pipe.
+        mine, its = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 3) for one in (ours, theirs))
+    command = [
+        os.fsdecode(executable),
+        *(f"-W{one}" for one in sys.warnoptions),
+        *(
+            "-c",
+            _START,
+            str(its),
+            str(os.getpid()),
+            module,
+            *(one for one in sys.path if isinstance(one, str)),
+        ),
+    ]
+    # Ctrl-C between the start and the first line of a worker must not end it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter
+            command,
+            stdin=subprocess.DEVNULL,
+            env={**_ONE_THREAD, **os.environ},
+            pass_fds=(its,),
+        )
+    except OSError as error:
+        os.close(mine)
+        raise WorkerError(
+            f"A worker process cannot be started: {error}; give fewer (--workers)."
+        ) from error
+    finally:
+        os.close(its)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _Worker(process, Connection(mine))

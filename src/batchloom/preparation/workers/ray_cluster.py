@@ -1,0 +1,356 @@
+"""A crew of the processes of a Ray cluster, or of a Ray of its own on this machine."""
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+from batchloom.core.errors import (
+    InputError,
+    MissingDependencyError,
+    OutputError,
+    SettingsError,
+    WorkerError,
+)
+from batchloom.core.files import because
+from batchloom.core.settings import shown
+from batchloom.preparation.workers.machine_limits import cores
+from batchloom.preparation.workers.protocols import Done, Lost, Setup, Told
+from batchloom.preparation.workers.ray_worker import Job, Mailbox, Message, Unreached, do_order
+from batchloom.preparation.workers.worker_results import Failed, error_of
+
+_LOOK_SECONDS = 1.0
+_KNOCK_SECONDS = 5.0
+# What Ray keeps of orders and results in shared memory on a machine of its own; both are small.
+_OBJECT_BYTES = 128 << 20
+_NODE_DIED = "was on a node of the Ray cluster that died"
+_AGAIN = "what is done stays, so mend the cluster and give the same command again"
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """Where a crew works.
+
+    Attributes:
+        address: ``host:port`` or ``auto``; None starts a Ray on this machine, which others cannot
+            reach, and ends it.
+        workers: orders done at the same time, at most; None for one a processor.
+        memory: bytes that a worker may hold; Ray gives a node no more workers than fit.
+        patience: seconds without a node that could work, after which the crew gives up.
+        shared: a folder that every node must see.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    memory: int | None = None
+    patience: float = 60.0
+    shared: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise SettingsError([f"workers: {self.workers} is too few; give 1 or more"])
+
+
+@dataclass(slots=True)
+class _Task:
+    serial: int
+    number: int
+    node: str = ""
+
+
+@final
+class RayCrew:
+    """Does orders on a Ray cluster; see ``execution.seam.Crew``. Use it as a context manager.
+
+    Paths in orders mean the same on every node: give absolute ones.
+
+    Raises:
+        MissingDependencyError: ray is not installed.
+        InputError: the address is of another kind.
+        WorkerError: the cluster cannot be reached, or (by ``next``) is gone or cannot work.
+        OutputError: by ``next``: a node does not see the shared folder.
+    """
+
+    def __init__(self, setup: Setup, cluster: RayCluster) -> None:
+        self._setup, self._cluster = pickle.dumps(setup, protocol=5), cluster
+        self._waiting: deque[tuple[int, Any]] = deque()
+        self._tasks: dict[Any, _Task] = {}
+        self._last: dict[int, str] = {}
+        self._happened: deque[Told | Done | Lost | Exception] = deque()
+        self._serial = self._room = 0
+        self._looked = self._worked = 0.0
+        self._ours = False
+        self._token: Path | None = None
+        self._mailbox: Any = None
+
+    @property
+    def workers(self) -> int:
+        """Orders that the nodes there are now can do at the same time."""
+        return min(self._room, self._cluster.workers or self._room)
+
+    @property
+    def unfinished(self) -> int:
+        """Orders that are not done, or whose end was not said yet."""
+        ends = sum(not isinstance(one, Told) for one in self._happened)
+        return len(self._waiting) + len(self._tasks) + ends
+
+    def __enter__(self) -> Self:
+        self._ray = _ray(self._cluster)
+        self._ours = not self._ray.is_initialized()
+        if self._ours:
+            _connect(self._ray, self._cluster)
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._token is not None:
+            self._token.unlink(missing_ok=True)
+        if self._ours:
+            self._ray.shutdown()
+            return
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            for task in self._tasks:
+                self._ray.cancel(task, force=True)
+            if self._mailbox is not None:
+                self._ray.kill(self._mailbox)
+
+    def give(self, number: int, order: Any) -> None:
+        """Take an order; it is sent when a processor is free."""
+        self._waiting.append((number, order))
+
+    def next(self, seconds: float) -> Told | Done | Lost | None:
+        """The next thing that happened; None where nothing did for so long, or all is done."""
+        until = time.monotonic() + seconds
+        while not self._happened and self.unfinished:
+            try:
+                self._look()
+                self._submit()
+                self._hear(max(0.0, min(until - time.monotonic(), _LOOK_SECONDS)))
+            except self._ray.exceptions.RayError as error:
+                raise WorkerError(
+                    f"The Ray cluster is gone ({_first(error)}); {_AGAIN}."
+                ) from error
+            if time.monotonic() >= until:
+                break
+        if not self._happened:
+            return None
+        event = self._happened.popleft()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def _begin(self) -> None:
+        ray = self._ray
+        context = ray.get_runtime_context()
+        key = f"{context.get_job_id()}-{os.getpid()}-{time.time_ns()}"
+        shared = self._cluster.shared
+        self._job = Job(key, self._cluster.memory, None if shared is None else shared.absolute())
+        self._token = self._job.token
+        if self._token is not None:
+            try:
+                self._token.write_text(key)
+            except OSError as error:
+                raise OutputError(f"Cannot write {self._token}: {because(error)}.") from error
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            context.get_node_id(), soft=False
+        )
+        # Every worker that tells waits in it, and so does the coordinator.
+        self._mailbox = (
+            ray.remote(Mailbox)
+            .options(num_cpus=0, max_concurrency=1 << 16, scheduling_strategy=here)
+            .remote()
+        )
+        self._take = self._mailbox.take.remote()
+        self._stored = ray.put(self._setup)
+        self._do = ray.remote(do_order).options(
+            num_cpus=1, max_retries=0, memory=self._cluster.memory
+        )
+        self._worked = time.monotonic()
+
+    def _look(self) -> None:
+        """See which nodes there are now."""
+        now = time.monotonic()
+        if now < self._looked + _LOOK_SECONDS:
+            return
+        self._looked = now
+        nodes = {one["NodeID"]: one["Resources"] for one in self._ray.nodes() if one["Alive"]}
+        self._give_up(set(nodes))
+        self._room = room(list(nodes.values()), self._cluster.memory)
+        if self._room:
+            self._worked = now
+        elif now > self._worked + self._cluster.patience:
+            lacking = "a processor"
+            if self._cluster.memory is not None:
+                lacking += f" and {self._cluster.memory >> 20:,} MiB of memory for a worker"
+            raise WorkerError(
+                f"No node of the Ray cluster has had {lacking} for {self._cluster.patience:g} seconds; {_AGAIN}."
+            )
+
+    def _give_up(self, alive: set[str]) -> None:
+        """Lose what was begun on nodes that are gone; a connection to them may hang for minutes."""
+        for reference, task in list(self._tasks.items()):
+            if task.node and task.node not in alive:
+                del self._tasks[reference]
+                self._happened.append(Lost(task.number, _NODE_DIED))
+
+    def _submit(self) -> None:
+        while self._waiting and len(self._tasks) < self.workers:
+            number, order = self._waiting.popleft()
+            self._serial += 1
+            task = self._do.remote(
+                self._job,
+                self._stored,
+                self._serial,
+                pickle.dumps((number, order), protocol=5),
+                self._mailbox,
+            )
+            self._tasks[task] = _Task(self._serial, number)
+
+    def _hear(self, seconds: float) -> None:
+        """Wait for the next thing: the end of a task, or something that is told."""
+        found, _ = self._ray.wait([*self._tasks, self._take], timeout=seconds)
+        if not found:
+            return
+        [first] = found
+        # All that a task told lies in the mailbox, or was under way from there, when it is over.
+        rest = self._ray.get(self._mailbox.drain.remote()) if first in self._tasks else []
+        self._open(sorted(self._ray.get(self._take) + rest, key=lambda one: one[0]))
+        self._take = self._mailbox.take.remote()
+        if first in self._tasks:
+            self._happened.append(self._end(first, self._tasks.pop(first)))
+
+    def _open(self, messages: list[tuple[int, Message]]) -> None:
+        current = {task.serial: task for task in self._tasks.values()}
+        for _, one in messages:
+            # A process on a node that was given up may go on telling.
+            task = current.get(one.serial)
+            if task is None:
+                continue
+            if one.node:
+                task.node = one.node
+            elif one.last:
+                self._last[one.serial] = one.last
+            else:
+                self._happened.append(Told(task.number, one.message))
+
+    def _end(self, reference: Any, task: _Task) -> Done | Lost | Exception:
+        """What came of a task that is over."""
+        errors = self._ray.exceptions
+        last = self._last.pop(task.serial, "")
+        try:
+            said = pickle.loads(self._ray.get(reference))  # noqa: S301 - of our own process
+        except errors.RayTaskError as error:
+            return WorkerError(_unable(error))
+        except errors.OutOfMemoryError:
+            return Lost(task.number, "was killed by Ray, because its node ran out of memory")
+        except errors.NodeDiedError:
+            return Lost(task.number, _NODE_DIED)
+        except errors.WorkerCrashedError:
+            return Lost(task.number, last or "died on a node of the Ray cluster (out of memory?)")
+        except errors.ObjectLostError:
+            return Lost(task.number, "was done, and its result died with its node")
+        if isinstance(said, Unreached):
+            return OutputError(
+                f"The node {said.node} of the Ray cluster does not see {self._job.shared}; give a folder that lies "
+                "at the same path on every node (a shared file system), or leave that node out."
+            )
+        return error_of(said) if isinstance(said, Failed) else said
+
+
+def room(nodes: list[dict[str, float]], memory: int | None) -> int:
+    """How many workers of one processor, and of so much memory, fit into nodes of these resources."""
+    return sum(
+        min(int(one.get("CPU", 0)), int(one.get("memory", 0) // memory) if memory else 1 << 30)
+        for one in nodes
+    )
+
+
+def _ray(cluster: RayCluster) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if cluster.address is None:
+        # Else even a Ray for this process alone listens to the network; it is read with ray's import.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray  # noqa: PLC0415 - late: few runs use it
+        import ray.util.scheduling_strategies  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--engine ray needs ray: pip install 'batchloom[ray]', or use --workers on this machine."
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, cluster: RayCluster) -> None:
+    address = cluster.address
+    try:
+        if address is not None:
+            _knock(address)
+        if address is None:
+            ray.init(
+                address="local",
+                num_cpus=cluster.workers or cores(),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except InputError:
+        raise
+    except (OSError, RuntimeError, ValueError, OverflowError, ray.exceptions.RayError) as error:
+        raise WorkerError(_unconnected(address, error)) from error
+
+
+def _knock(address: str) -> None:
+    """Raise what is wrong with an address where nobody listens; Ray itself tries for minutes."""
+    if address.startswith("ray://"):
+        raise InputError(
+            f"{shown(address)} is an address of Ray's client, which is not used; run the command on a node of the "
+            "cluster and give --address auto, or HOST:PORT."
+        )
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
+
+
+def _unconnected(address: str | None, error: Exception) -> str:
+    said = _first(error)
+    if address is None:
+        return f"Ray cannot be started on this machine: {said}; use --workers without it."
+    if "ersion mismatch" in str(error):
+        versions = " ".join(str(error).split())
+        return (
+            f"The Ray cluster at {shown(address)} is of another Python or Ray than this process ({versions}); "
+            "install the same on all nodes."
+        )
+    return (
+        f"There is no Ray cluster at {shown(address)} ({said}); give --address HOST:PORT as `ray start --head` "
+        "told it, auto on a node of the cluster, or none."
+    )
+
+
+def _unable(error: Exception) -> str:
+    """Why a task failed before anything of ours ran in it."""
+    text = str(error)
+    if "No module named" in text or "ModuleNotFoundError" in text:
+        return (
+            f"A node of the Ray cluster cannot load batchloom ({text.strip().splitlines()[-1]}); install the same "
+            "batchloom, with the same extras, in the Python of every node."
+        )
+    return f"A task of the Ray cluster failed before its work began: {text}"
+
+
+def _first(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,49 @@
+"""The versions of what decides bytes: every worker of a job is to have those of its coordinator."""
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from batchloom.core.errors import WorkerError
+from batchloom.text import CleanStep, packages
+
+_DECIDING = ("batchloom", "fastokens", "tokenizers")
+
+
+def versions_of(steps: Sequence[CleanStep]) -> dict[str, str]:
+    """The versions that are installed here, by package; empty where one is not.
+
+    Args:
+        steps: the steps of cleaning, of which some use packages of their own.
+    """
+    return {name: _installed(name) for name in _DECIDING} | packages(steps)
+
+
+def refuse_other_versions(expected: Mapping[str, str]) -> None:
+    """Make sure that this process writes the bytes that the coordinator would.
+
+    Args:
+        expected: the versions of the coordinator.
+
+    Raises:
+        WorkerError: names the packages that are of another version here.
+    """
+    found = {name: _installed(name) for name in expected}
+    differing = [
+        f"{name} {found[name] or 'is missing'} where the coordinator has {version or 'none'}"
+        for name, version in expected.items()
+        if found[name] != version
+    ]
+    if differing:
+        raise WorkerError(
+            f"A worker has {', '.join(differing)}: it would write other bytes. Install the same versions on every "
+            "node, then give the same command again: it goes on."
+        )
+
+
+@lru_cache(maxsize=64)
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,278 @@
+r"""Blocks kept on this machine: files of blocks of remote stores, shared by all processes of a node.
+
+``CACHE/STORE/NAME.blocks`` holds blocks that were fetched together. Layout (little-endian): 8 bytes
+``BLMBLKS\0``; u64 version 2; u64 extents N; XXH3-64 of what follows up to the zeros; 16 bytes that name the start
+of the machine it was written after (zeros where the system names none); the table, N rows of the checksum that names
+a file of the store (16 bytes), first block u64, blocks u64; zeros up to a multiple of 4096; then 4096 bytes for
+each block of each extent. A file is written under another name and renamed, and never changes; whoever has it
+mapped keeps its bytes, whoever deletes it. It is a cache: any of it may be deleted at any time.
+"""
+
+import contextlib
+import fcntl
+import functools
+import logging
+import mmap
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.files import because
+from batchloom.core.locks import is_at
+from batchloom.core.partial_files import ASIDE
+from batchloom.remote.fetch_locks import Claims, claiming
+from batchloom.remote.intervals import BLOCK
+
+LOG = logging.getLogger("batchloom")
+MAGIC = b"BLMBLKS\x00"
+# The two halves of the checksum, and which blocks of the file.
+TABLE = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<u8"), ("blocks", "<u8")])
+_HEADER, _VERSION = struct.Struct("<8sQQQ"), 2
+_NO_BOOT, _BOOT = bytes(16), Path("/proc/sys/kernel/random/boot_id")
+_ENDING = ".blocks"
+# Looking through the cache costs more than writing a little: it is done once so much was added.
+_LOOK_SHARE = 100
+
+
+class Table(NamedTuple):
+    """What a file of blocks holds: rows of ``TABLE``, and the byte its first block begins at.
+
+    Attributes:
+        whole: whether the machine has not been started again since: a power cut may leave zeros in what was not
+            on its way to the disk.
+    """
+
+    rows: NDArray[np.void]
+    begin: int
+    whole: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.begin + BLOCK * int(self.rows["blocks"].sum())
+
+
+@functools.cache
+def _boot() -> bytes:
+    """What names this start of the machine."""
+    try:
+        return bytes.fromhex(_BOOT.read_text().strip().replace("-", "")).ljust(16, b"\0")[:16]
+    except (OSError, ValueError):
+        return _NO_BOOT
+
+
+def _head(rows: NDArray[np.void]) -> bytes:
+    raw = _boot() + rows.tobytes()
+    head = _HEADER.pack(MAGIC, _VERSION, len(rows), xxhash.xxh3_64_intdigest(raw)) + raw
+    return head + bytes(-len(head) % BLOCK)
+
+
+@final
+class BlockCache:
+    """The files of blocks of one store in a cache folder.
+
+    Args:
+        folder: the cache, shared by all stores and all processes of a node.
+        store: the name of the store's own folder in it.
+        limit: bytes that the files of all stores may have together.
+
+    Attributes:
+        folder: the store's own.
+        limit: bytes that the files of all stores may have together.
+    """
+
+    def __init__(self, folder: Path, store: str, limit: int) -> None:
+        self._root, self.folder, self.limit = folder, folder / store, limit
+        self._added = limit
+        self._told = False
+        self.after_fork()
+        self._begun()
+
+    def after_fork(self) -> None:
+        """A thread that was making room does not live on in a child, but the lock it held would."""
+        self._lock = threading.Lock()
+
+    def claiming(self) -> contextlib.AbstractContextManager[Claims]:
+        """Claim blocks of the store for a while."""
+        return claiming(self.folder / "claims")
+
+    def names(self) -> set[str]:
+        """The files of blocks that are there."""
+        try:
+            return {name for name in os.listdir(self.folder) if name.endswith(_ENDING)}  # noqa: PTH208
+        except OSError:
+            return set()
+
+    def look(self, name: str) -> Table | None:
+        """What a file of blocks holds; None where it is gone, or was torn by a power cut."""
+        try:
+            with (self.folder / name).open("rb") as file:
+                table = _table_of(file.read(BLOCK), file.read)
+                size = os.fstat(file.fileno()).st_size
+        except OSError:
+            return None
+        if table is None or table.size != size:
+            self.drop(name)
+            return None
+        return table
+
+    def map(self, name: str, table: Table) -> NDArray[np.uint8] | None:
+        """The blocks of a file, mapped, so that they stay whoever deletes it; None where it is gone."""
+        path = self.folder / name
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size != table.size:
+                    return None
+                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # The least recently used go first: the time tells no more than that.
+            os.utime(path)
+        except OSError:
+            return None
+        return np.frombuffer(view, np.uint8, offset=table.begin)
+
+    def drop(self, name: str) -> None:
+        """Delete a file of blocks."""
+        with contextlib.suppress(OSError):
+            (self.folder / name).unlink()
+
+    def keep(
+        self, rows: NDArray[np.void], pieces: list[bytes]
+    ) -> tuple[str | None, Table, NDArray[np.uint8]]:
+        """Keep blocks for all processes: the name of their file, what it holds, and its blocks.
+
+        Where it cannot be written there is no name, and the blocks are in memory; the log says so once.
+
+        Args:
+            rows: of ``TABLE``, the extents.
+            pieces: the bytes of each; the last block of a file is shorter.
+        """
+        head = _head(rows)
+        table = Table(rows, len(head), whole=True)
+        padded = [head]
+        for piece, count in zip(pieces, rows["blocks"].tolist(), strict=True):
+            padded += [piece, bytes(BLOCK * count - len(piece))]
+        name = xxhash.xxh3_128_hexdigest(head) + _ENDING
+        for again in (True, True, False):
+            try:
+                blocks = self._write(name, padded, table)
+            except OSError as error:
+                # Somebody deleted the folder, or took a file that was just begun for one of a killed process.
+                if isinstance(error, FileNotFoundError) and again and self._begun():
+                    continue
+                self._tell(error)
+                break
+            self._make_room(table.size)
+            return name, table, blocks
+        return None, table, np.frombuffer(b"".join(padded[1:]), np.uint8)
+
+    def _begun(self) -> bool:
+        """Make the store's folder; whether it is there."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._tell(error)
+            return False
+        return True
+
+    def _write(self, name: str, pieces: list[bytes], table: Table) -> NDArray[np.uint8]:
+        descriptor, aside = tempfile.mkstemp(suffix=ASIDE, dir=self.folder)
+        try:
+            with os.fdopen(descriptor, "wb+") as file:
+                # Whoever tidies up takes a file that nobody has locked for one of a killed process.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.writelines(pieces)
+                file.flush()
+                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            os.replace(aside, self.folder / name)  # noqa: PTH105 - mkstemp gives a string
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)  # noqa: PTH108
+            raise
+        return np.frombuffer(view, np.uint8, offset=table.begin)
+
+    def _tell(self, error: OSError) -> None:
+        """Say once that the cache cannot be written; what is read goes on without it."""
+        if not self._told:
+            self._told = True
+            LOG.warning(
+                "Blocks of a remote store are not kept in %s: %s. They are read without it, by each process for "
+                "itself, until it can be written.",
+                self._root,
+                because(error),
+            )
+
+    def _make_room(self, added: int) -> None:
+        """Delete the files that were not used for the longest time, where there are too many."""
+        with self._lock:
+            self._added += added
+            if self._added * _LOOK_SHARE < self.limit:
+                return
+            self._added = 0
+        with contextlib.suppress(OSError), (self._root / "lock").open("ab") as lock:
+            # Another process is at it, or a file system has no locks: then both delete the same files.
+            with contextlib.suppress(OSError):
+                try:
+                    fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return
+            self._evict()
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock.fileno(), fcntl.LOCK_UN)
+
+    def _evict(self) -> None:
+        found, total = [], 0
+        for entry in _files_below(self._root):
+            with contextlib.suppress(OSError):
+                if entry.name.endswith(ASIDE):
+                    _delete_abandoned(Path(entry.path))
+                elif entry.name.endswith(_ENDING):
+                    status = entry.stat()
+                    found.append((status.st_mtime_ns, status.st_size, entry.path))
+                    total += status.st_size
+        room = self.limit - self.limit // (_LOOK_SHARE // 5)
+        for _, size, path in sorted(found) if total > self.limit else []:
+            if total <= room:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+            total -= size
+
+
+def _table_of(start: bytes, more: Callable[[int], bytes]) -> Table | None:
+    if len(start) < _HEADER.size:
+        return None
+    magic, version, count, digest = _HEADER.unpack_from(start)
+    if magic != MAGIC or version != _VERSION or count > 1 << 24:
+        return None
+    size = _HEADER.size + len(_NO_BOOT) + TABLE.itemsize * count
+    begin = -(-size // BLOCK) * BLOCK
+    raw = (start + more(max(0, begin - len(start))))[_HEADER.size : size]
+    if len(raw) != size - _HEADER.size or xxhash.xxh3_64_intdigest(raw) != digest:
+        return None
+    boot, rows = raw[: len(_NO_BOOT)], np.frombuffer(raw, TABLE, offset=len(_NO_BOOT))
+    return Table(rows, begin, whole=boot == _boot() != _NO_BOOT)
+
+
+def _files_below(root: Path) -> Iterator["os.DirEntry[str]"]:
+    with os.scandir(root) as folders:
+        for folder in folders:
+            if folder.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError), os.scandir(folder.path) as files:
+                    yield from files
+
+
+def _delete_abandoned(path: Path) -> None:
+    """Delete a file that nobody is writing: its process was killed."""
+    with path.open("rb") as file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if is_at(path, file.fileno()):
+            path.unlink()

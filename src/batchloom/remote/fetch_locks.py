@@ -1,0 +1,79 @@
+"""Claims on blocks that are being fetched, so that the processes of a node fetch each once.
+
+A claim is a lock of the kernel on a stretch of an empty file, held by an open file description: it ends
+with its process, however that ends, and nothing of it has to be cleaned up. Nobody waits inside a lock.
+Where a file system has none, blocks may be fetched twice, which is slow and not wrong.
+"""
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from batchloom.remote.intervals import NONE, Extents
+
+# struct flock of Linux: type, whence, start, length, process (0 for locks of a description).
+_FLOCK = struct.Struct("hhqqi4x")
+_SET = getattr(fcntl, "F_OFD_SETLK", None)
+
+
+@final
+class Claims:
+    """The claims of one fetch; use :func:`claiming`."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def take(self, extents: Extents) -> Extents:
+        """Claim those of the extents that nobody else has; gives these."""
+        if self._descriptor is None or _SET is None:
+            return extents
+        taken = []
+        for start, stop in extents.tolist():
+            try:
+                fcntl.fcntl(self._descriptor, _SET, _lock(fcntl.F_WRLCK, start, stop))
+            except BlockingIOError:
+                continue
+            except OSError:
+                # No such locks here.
+                return extents
+            taken.append((start, stop))
+        return np.array(taken, np.int64) if taken else NONE
+
+    def release(self) -> None:
+        """Give back all of them, also from children that were forked meanwhile."""
+        if self._descriptor is not None and _SET is not None:
+            fcntl.fcntl(self._descriptor, _SET, _lock(fcntl.F_UNLCK, 0, 0))
+
+
+def _lock(kind: int, start: int, stop: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, start, stop - start, 0)
+
+
+@contextmanager
+def claiming(path: Path) -> Iterator[Claims]:
+    """Claim blocks of one store on a node.
+
+    Args:
+        path: a file that stands for its blocks; it is made, and stays empty.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        yield Claims(None)
+        return
+    claims = Claims(descriptor)
+    try:
+        yield claims
+    finally:
+        try:
+            claims.release()
+        except OSError:
+            pass  # There are no such locks here, and none was taken.
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,52 @@
+"""Where people find a record: the line or the row that an editor or a table shows."""
+
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import RecordError, record_error
+from batchloom.sources.files import ReadRules, Source, way_of
+
+_SHOWN = 60
+
+
+def place_of(
+    source: Source, rules: ReadRules, before: int | None, bad: BadRecord
+) -> tuple[int | None, int | None]:
+    """1-based line and row of a bad record, each None where it means nothing.
+
+    Args:
+        source: holds the record.
+        rules: how it is read.
+        before: records of the source before the part; None where nobody has counted them.
+        bad: the record.
+    """
+    way = way_of(source, rules)
+    number = None if before is None else before + bad.record + 1
+    if way in ("jsonl", "line"):
+        return number, None
+    if way in ("json", "csv", "table", "samples"):
+        return bad.line, number
+    return bad.line, None
+
+
+def error_of(source: Source, rules: ReadRules, before: int | None, bad: BadRecord) -> RecordError:
+    """What is said of a bad record: its place, the reason with the remedy, and its beginning.
+
+    Where nobody has counted the records before it, its place is told in bytes.
+    """
+    line, row = place_of(source, rules, before, bad)
+    shown = bad.snippet if len(bad.snippet) <= _SHOWN else bad.snippet[: _SHOWN - 3] + "..."
+    # Escapes that stand for bytes are not escaped again.
+    quoted = f"'{shown}'" if shown.isprintable() and "'" not in shown else repr(shown)
+    verb = "reads" if shown.startswith("...") else "begins"
+    reason = f"{bad.reason} (it {verb} {quoted})" if shown else bad.reason
+    if before is None and line is None and row is None:
+        reason = f"{reason} (at byte {bad.offset:,})"
+    return record_error(source.name, line, bad.column, reason, row)
+
+
+def record_name(source: Source, rules: ReadRules, before: int | None, record: BadRecord) -> str:
+    """What a record is called: its file, and its line, row or byte; else as :func:`place_of`."""
+    line, row = place_of(source, rules, before, record)
+    if line is not None:
+        return f"{source.name}, line {line:,}"
+    shown = f"row {row:,}" if row is not None else f"byte {record.offset:,}"
+    return f"{source.name}, {shown}"

@@ -1,0 +1,8 @@
+"""Access to the bytes of inputs: discovery, archives, compression, standard input, the Hub.
+
+Read `source_rules.py` first: it defines `Source` and the rules by which sources are read.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,409 @@
+"""Archives: the members of zip and tar files as sources, read where they lie, never extracted.
+
+Members are opened by their place. Of a compressed tar one reader stays open and goes on where
+the next member lies ahead, so that reading all members in order unpacks the archive once.
+"""
+
+import os
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import BinaryIO, cast, final
+
+from batchloom.core.errors import InputError
+from batchloom.core.files import because
+from batchloom.sources.files.decompression import (
+    Broken,
+    Compression,
+    Deflated,
+    OnceRead,
+    Unpacker,
+    unpacker,
+)
+from batchloom.sources.files.file_kinds import ArchiveKind, archive_by_name
+from batchloom.sources.files.file_opening import open_place
+
+# Once it passes the size, a file may unpack to this many times its bytes; so may each packed member of an archive,
+# and all of them together. The slowest reader goes through the size in less than a second.
+BOMB_RATIO, BOMB_BYTES = 1000, 16 << 20
+
+_STORED, _DEFLATED = 0, 8
+_LOCAL = struct.Struct("<4s22xHH")
+_TAR_READ = 64 << 10
+_NOWHERE = 1 << 62
+_LEFT_OUT = "__pycache__", "__MACOSX"
+# What zipfile and tarfile raise for files that are no sound archives.
+_UNSOUND = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    NotImplementedError,
+    EOFError,
+    Broken,
+    ValueError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive as it was listed: where it lies, what it is, its size and time, its commit if any."""
+
+    name: str
+    path: str
+    kind: ArchiveKind
+    compression: Compression | None
+    size: int
+    mtime_ns: int
+    revision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file inside an archive.
+
+    Attributes:
+        archive: holds it.
+        offset: of its local header in a zip, of its bytes in the (decompressed) tar.
+        packed: its bytes inside a zip, else as ``size``.
+        size: its bytes, unpacked.
+        deflated: whether it is packed inside a zip.
+        crc: CRC-32 of its bytes in a zip.
+    """
+
+    archive: Archive
+    offset: int
+    packed: int
+    size: int
+    deflated: bool = False
+    crc: int | None = None
+
+    @property
+    def direct(self) -> bool:
+        """Whether any byte of it can be read without those before."""
+        return not self.deflated and self.archive.compression is None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A member as it is listed: its name, itself, and its first bytes on demand."""
+
+    name: str
+    member: Member
+    start: Callable[[], BinaryIO]
+
+
+def list_archive(archive: Archive, left: Counter[str]) -> Iterator[Found]:
+    """The members of an archive that may be used, in its order; what is not is counted in ``left``.
+
+    Raises:
+        InputError: the archive cannot be read, or would unpack to far more than it is.
+    """
+    walk = _walk_zip if archive.kind == "zip" else _walk_tar
+    total = 0
+    try:
+        with open_place(archive.path, archive.size, archive.mtime_ns) as file:
+            for found in walk(archive, file, left):
+                total += found.member.size
+                if total > max(BOMB_BYTES, BOMB_RATIO * archive.size):
+                    raise InputError(_bomb(archive.name, total, archive.size))
+                if not _left_out(found.name, left):
+                    yield found
+    except _UNSOUND as error:
+        if isinstance(error, InputError):
+            raise
+        if isinstance(error.__context__, InputError):
+            # zipfile takes bytes that did not come for a file that is none.
+            raise error.__context__ from None
+        raise InputError(_unsound(archive, error)) from error
+    except OSError as error:
+        raise InputError(f"{archive.name} cannot be read: {because(error)}.") from error
+
+
+def _unsound(archive: Archive, error: Exception) -> str:
+    reason = "it is cut short" if isinstance(error, EOFError) else str(error) or "unknown form"
+    return f"{archive.name} is no sound {archive.kind} archive ({reason}); fetch or pack it anew, or leave it out."
+
+
+def _bomb(name: str, unpacked: int, packed: int) -> str:
+    return (
+        f"{name} unpacks to more than {BOMB_RATIO:,} times its size ({unpacked:,} bytes from {packed:,}): "
+        "this is taken for a zip bomb; unpack it yourself if it is none."
+    )
+
+
+def _left_out(name: str, left: Counter[str]) -> bool:
+    """Whether a member's name keeps it out, as it would in a folder."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\x00" in name:
+        left["unsafe names"] += 1
+    elif any(part in _LEFT_OUT for part in path.parts[:-1]):
+        left[next(part for part in path.parts if part in _LEFT_OUT)] += 1
+    elif any(part.startswith(".") for part in path.parts):
+        left["hidden"] += 1
+    elif archive_by_name(name):
+        left["archives in archives"] += 1
+    else:
+        return False
+    return True
+
+
+def _walk_zip(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[Found]:
+    with zipfile.ZipFile(file) as opened:
+        entries = opened.infolist()
+    for entry in entries:
+        if entry.is_dir():
+            continue
+        if entry.flag_bits & 0x1:
+            left["encrypted"] += 1
+        elif (entry.external_attr >> 28) not in (0, 8):
+            left["links and special files"] += 1
+        elif entry.compress_type not in (_STORED, _DEFLATED):
+            left["packed in another way than deflate"] += 1
+        elif not entry.file_size:
+            left["empty"] += 1
+        elif not 0 <= entry.header_offset < archive.size:
+            raise zipfile.BadZipFile(f"{entry.filename} lies outside of it")
+        elif entry.compress_type == _STORED and entry.file_size != entry.compress_size:
+            raise zipfile.BadZipFile(f"{entry.filename} is not packed and has two sizes")
+        else:
+            member = Member(
+                archive,
+                entry.header_offset,
+                entry.compress_size,
+                entry.file_size,
+                entry.compress_type == _DEFLATED,
+                entry.CRC,
+            )
+            yield Found(entry.filename, member, lambda member=member: open_member(member))  # type: ignore[misc]
+
+
+def _walk_tar(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[Found]:
+    raw = file if archive.compression is None else _Sequential(archive, file)
+    with tarfile.open(fileobj=cast("BinaryIO", raw), mode="r|", bufsize=_TAR_READ) as opened:
+        while (entry := opened.next()) is not None:
+            # Otherwise it keeps every member it ever saw.
+            opened.members = []  # type: ignore[attr-defined]
+            if entry.isdir():
+                continue
+            if not entry.isreg() or entry.issparse():
+                left["links and special files"] += 1
+            elif not entry.size:
+                left["empty"] += 1
+            else:
+                member = Member(archive, entry.offset_data, entry.size, entry.size)
+                yield Found(entry.name, member, lambda entry=entry: _extract(opened, entry))  # type: ignore[misc]
+        # tarfile takes a damaged header for the end.
+        if any(_block(raw, opened.offset)):
+            raise tarfile.ReadError(f"a damaged header at byte {opened.offset:,}")
+    # The checksum of what it is packed with stands behind all members, which are read without it.
+    while isinstance(raw, _Sequential) and raw.read(_TAR_READ):
+        pass
+
+
+def _block(raw: "BinaryIO | _Sequential", offset: int) -> bytes:
+    """The block of a tar at ``offset``, near the end of what was read."""
+    if isinstance(raw, _Sequential):
+        recent = b"".join(raw.recent)
+        at = offset - (raw.position - len(recent))
+        return recent[at : at + tarfile.BLOCKSIZE] if at >= 0 else b""
+    raw.seek(offset)
+    return raw.read(tarfile.BLOCKSIZE)
+
+
+def _extract(opened: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:
+    file = opened.extractfile(entry)
+    if file is None:
+        raise tarfile.ReadError(f"member {entry.name} cannot be read")
+    return cast("BinaryIO", file)
+
+
+def open_member(member: Member) -> BinaryIO:
+    """The bytes of a member as a file; with random access where it is ``direct``.
+
+    Raises:
+        OSError: the archive cannot be read.
+        EOFError, Broken: it is cut short or broken; reading raises them too.
+    """
+    archive = member.archive
+    if archive.compression is not None:
+        return cast("BinaryIO", _InTar(member))
+    file = open_place(archive.path, archive.size, archive.mtime_ns)
+    if archive.kind == "tar":
+        return cast("BinaryIO", _Window(file, member.offset, member.size))
+    file.seek(member.offset)
+    header = file.read(_LOCAL.size)
+    if len(header) < _LOCAL.size:
+        file.close()
+        raise EOFError
+    magic, name_bytes, extra_bytes = _LOCAL.unpack(header)
+    if magic != b"PK\x03\x04":
+        file.close()
+        raise Broken("its local header is not where the directory says")
+    begin = member.offset + _LOCAL.size + name_bytes + extra_bytes
+    window = _Window(file, begin, member.packed, None if member.deflated else member.crc)
+    return cast("BinaryIO", _Inflated(window, member) if member.deflated else window)
+
+
+@final
+class _Window(OnceRead):
+    """A stretch of a file as a file of its own, with random access.
+
+    Where its CRC-32 is known it is verified by whoever reads it from front to back.
+    """
+
+    def __init__(self, file: BinaryIO, start: int, size: int, crc: int | None = None) -> None:
+        self._file, self._start, self._size, self._at = file, start, size, 0
+        self._wanted, self._crc, self._summed = crc, 0, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = (0, self._at, self._size)[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        wanted = left if size is None or size < 0 else min(size, left)
+        self._file.seek(self._start + self._at)
+        data = self._file.read(wanted)
+        if len(data) < wanted:
+            raise EOFError
+        if self._wanted is not None and self._at == self._summed:
+            self._crc, self._summed = zlib.crc32(data, self._crc), self._summed + len(data)
+            if self._summed == self._size and self._crc != self._wanted:
+                raise Broken("its checksum is wrong")
+        self._at += len(data)
+        return data
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@final
+class _Inflated(OnceRead):
+    """A deflated member of a zip from front to back; its size and CRC-32 are verified."""
+
+    def __init__(self, window: _Window, member: Member) -> None:
+        self._window, self._member = window, member
+        self._stream = Deflated(window)  # type: ignore[arg-type]
+        self._crc = self._done = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            raise AssertionError("members of zips are read in bounded pieces")
+        data = self._stream.read(size)
+        self._crc, self._done = zlib.crc32(data, self._crc), self._done + len(data)
+        if self._done > self._member.size:
+            raise Broken("it unpacks to more than its directory says")
+        if not data and size and self._done < self._member.size:
+            raise EOFError
+        if self._done == self._member.size and self._crc != self._member.crc:
+            raise Broken("its checksum is wrong")
+        return data
+
+    def tell(self) -> int:
+        return self._done
+
+    def fileno(self) -> int:
+        return self._window.fileno()
+
+    def close(self) -> None:
+        self._window.close()
+        super().close()
+
+
+@final
+class _Sequential:
+    """A compressed tar from front to back.
+
+    Attributes:
+        position: of the next byte in the decompressed tar.
+        recent: what the last two reads gave.
+    """
+
+    def __init__(self, archive: Archive, file: BinaryIO) -> None:
+        if archive.compression is None:
+            raise AssertionError("plain tars have random access")
+        self.archive, self.file, self.position = archive, file, 0
+        self.recent = (b"", b"")
+        self._stream: Unpacker = unpacker(archive.compression, file)
+
+    def __del__(self) -> None:
+        self.file.close()
+
+    def read(self, size: int) -> bytes:
+        try:
+            data = self._stream.read(size)
+        except (EOFError, Broken, OSError):
+            # Nobody goes on from here.
+            self.position = _NOWHERE
+            raise
+        self.recent = (self.recent[1], data)
+        self.position += len(data)
+        if self.position > BOMB_BYTES and self.position > BOMB_RATIO * max(self.file.tell(), 1):
+            raise InputError(_bomb(self.archive.name, self.position, self.file.tell()))
+        return data
+
+
+# The reader of the compressed tar that was read last, between two of its members.
+_WAITING: dict[str, _Sequential] = {}
+
+
+@final
+class _InTar(OnceRead):
+    """A member of a compressed tar."""
+
+    def __init__(self, member: Member) -> None:
+        self._member, self._at = member, 0
+        archive = member.archive
+        reader = _WAITING.pop(archive.path, None)
+        if reader is not None and (reader.archive, True) != (
+            archive,
+            reader.position <= member.offset,
+        ):
+            reader.file.close()
+            reader = None
+        if reader is None:
+            reader = _Sequential(archive, open_place(archive.path, archive.size, archive.mtime_ns))
+        self._reader = reader
+        while reader.position < member.offset:
+            if not reader.read(min(1 << 20, member.offset - reader.position)):
+                raise EOFError
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = self._member.size - self._at
+        wanted = left if size is None or size < 0 else min(size, left)
+        data = self._reader.read(wanted) if wanted else b""
+        if wanted and not data:
+            raise EOFError
+        self._at += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._at
+
+    def fileno(self) -> int:
+        return self._reader.file.fileno()
+
+    def close(self) -> None:
+        if not self.closed:
+            for other in list(_WAITING):
+                _WAITING.pop(other).file.close()
+            _WAITING[self._member.archive.path] = self._reader
+        super().close()

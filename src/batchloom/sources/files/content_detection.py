@@ -1,0 +1,202 @@
+"""Looking at what files hold: files on disk, and members of archives while they are listed."""
+
+import io
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import BinaryIO, final
+
+from batchloom.core.addresses import shown
+from batchloom.core.errors import InputError
+from batchloom.sources.files.archives import Archive, Found, list_archive
+from batchloom.sources.files.declared_formats import Form, as_said, looked_for, name_for
+from batchloom.sources.files.decompression import Broken, Compression, unpacker
+from batchloom.sources.files.file_kinds import (
+    COLUMNAR,
+    FIRST_LINE_BYTES,
+    SNIFF_BYTES,
+    Kind,
+    Verdict,
+    compression_by_content,
+    compression_by_name,
+    kind_by_content,
+    kind_by_name,
+    must_look,
+)
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import Source
+
+_PACKED_BYTES = 64 << 10
+
+
+def judge(
+    named: Verdict | None, name: str, start: Callable[[Compression | None], bytes]
+) -> Verdict:
+    """What a file is, by its name and by its first bytes, which are read only where they decide.
+
+    Args:
+        named: what its name says.
+        name: its name.
+        start: gives its first bytes, decompressed.
+    """
+    if named is not None and not must_look(named):
+        return named
+    compression = compression_by_name(name)
+    seen = start(compression)
+    if compression is None:
+        compression = compression_by_content(seen)
+        seen = start(compression) if compression else seen
+    return kind_by_content(named, name, seen, compression)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a file of this size and time was found to be when it was looked at before."""
+
+    size: int
+    mtime_ns: int
+    kind: Kind
+    compression: Compression | None
+
+
+def judge_file(source: Source) -> Verdict:
+    """What a file is, wherever it lies; ``source`` stands for its bytes, of whatever kind.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    name = shown(source.path)
+    return judge(kind_by_name(name), name, partial(_start, source))
+
+
+def judge_as(source: Source, verdict: Verdict, form: Form | None) -> Verdict:
+    """What a file is of which somebody says what it is; its name and content said ``verdict``.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if not looked_for(form, verdict):
+        return verdict
+    named, start = name_for(form), _start(source, verdict.compression)
+    found = kind_by_content(named, shown(source.path), start, verdict.compression)
+    return as_said(form, verdict, found)
+
+
+def _start(source: Source, compression: Compression | None) -> bytes:
+    """The first bytes of a file, decompressed, with a line where it begins as JSON."""
+    look = source if source.compression == compression else replace(source, compression=compression)
+    with PartStream(look) as stream:
+        seen = stream.read_up_to(SNIFF_BYTES)
+        return seen + stream.read_up_to(FIRST_LINE_BYTES) if _wants_line(seen) else seen
+
+
+def _wants_line(start: bytes) -> bool:
+    """Whether the first line of JSON is not yet in sight."""
+    return b"\n" not in start and start.lstrip()[:1] in (b"{", b"[")
+
+
+def archive_sources(
+    archive: Archive, left: Counter[str], told: Callable[[str, Verdict], None]
+) -> Iterator[Source]:
+    """The members of an archive that are read, as sources named ``archive/member``.
+
+    Args:
+        archive: the archive.
+        left: counts what is left out.
+        told: is told of every member that is read, and what it is.
+
+    Raises:
+        InputError: the archive cannot be read.
+    """
+    names: Counter[str] = Counter()
+    for found in list_archive(archive, left):
+        verdict = _judge_member(archive, found)
+        if verdict.kind is None or not verdict.sure:
+            left[verdict.label] += 1
+        elif verdict.kind in COLUMNAR and not found.member.direct:
+            left["tables packed in an archive"] += 1
+        else:
+            # An archive may hold a name twice, and paths tell sources apart.
+            names[found.name] += 1
+            again = f"#{names[found.name]}" if names[found.name] > 1 else ""
+            told(found.name, verdict)
+            yield Source(
+                f"{archive.name}/{found.name}{again}",
+                f"{archive.path}/{found.name}{again}",
+                verdict.kind,
+                verdict.compression,
+                found.member.size,
+                archive.mtime_ns,
+                found.member,
+                archive.revision,
+            )
+
+
+def _judge_member(archive: Archive, found: Found) -> Verdict:
+    """What a member is; one that is not what its own name says is called broken.
+
+    Raises:
+        InputError: the archive does not give the bytes that were packed.
+    """
+    if not must_look(named := kind_by_name(found.name)):
+        return named or Verdict(None, None, "unknown")
+    try:
+        with closing(found.start()) as file:
+            head = _Head(file)
+            try:
+                return judge(named, found.name, head.start)
+            except (Broken, EOFError):
+                if head.damaged:
+                    raise
+                return Verdict(None, None, "broken")
+    except (Broken, EOFError, tarfile.TarError) as error:
+        raise InputError(
+            f"{archive.name}/{found.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
+            "anew, or leave it out."
+        ) from error
+
+
+@final
+class _Head:
+    """The first bytes of a file that can be read once, from front to back.
+
+    Attributes:
+        damaged: whether the file could not be read.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._raw = file, b""
+        self.damaged = False
+
+    def start(self, compression: Compression | None) -> bytes:
+        """The file's first bytes, decompressed."""
+        raw = self._take(_PACKED_BYTES if compression else SNIFF_BYTES)
+        seen = _unpacked(raw, compression)
+        if _wants_line(seen):
+            seen = _unpacked(self._take(FIRST_LINE_BYTES), compression)
+        return seen
+
+    def _take(self, size: int) -> bytes:
+        self.damaged = True
+        while len(self._raw) < size and (data := self._file.read(size - len(self._raw))):
+            self._raw += data
+        self.damaged = False
+        return self._raw
+
+
+def _unpacked(raw: bytes, compression: Compression | None) -> bytes:
+    """What the beginning of a packed file gives; it may end anywhere."""
+    if compression is None:
+        return raw
+    stream, pieces = unpacker(compression, io.BytesIO(raw)), []
+    size = 0
+    try:
+        while size < FIRST_LINE_BYTES and (data := stream.read(SNIFF_BYTES)):
+            pieces.append(data)
+            size += len(data)
+    except EOFError:
+        pass
+    return b"".join(pieces)

@@ -1,0 +1,143 @@
+"""Data sets that have a short name here: where they lie, and how large they are."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, DUMMY, NAMES, SYNTHETIC
+
+# What is larger is read where it lies; what is not is downloaded first, once.
+STREAMED_FROM = 10 * 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A data set of the Hub under a short name.
+
+    Attributes:
+        name: the short name.
+        description: what it holds, in a sentence.
+        repository: its name on the Hub.
+        config: which of its configurations.
+        split: which of its splits.
+        text_field: field that holds the text.
+        tokenizer: the tokenizer it is usually read with; ``prepare`` takes any.
+        bytes: about how large its files are.
+    """
+
+    name: str
+    description: str
+    repository: str
+    config: str = "default"
+    split: str = "train"
+    text_field: str = "text"
+    tokenizer: str = "gpt2"
+    bytes: int
+
+    @property
+    def place(self) -> str:
+        """The input that the name stands for."""
+        return f"{self.repository}:{self.config}/{self.split}"
+
+
+# Sizes are of the files of the split, as the repositories listed them.
+_PRESETS = (
+    Preset(
+        name="fineweb",
+        description="English web text, cleaned: a random sample of 10 billion GPT-2 tokens out of some 15 trillion "
+        "(HuggingFaceFW/fineweb:default/train is all of it).",
+        repository="HuggingFaceFW/fineweb",
+        config="sample-10BT",
+        bytes=27_600_000_000,
+    ),
+    Preset(
+        name="fineweb-edu",
+        description="English web text of educational worth: a random sample of 10 billion GPT-2 tokens out of 1.3 "
+        "trillion (HuggingFaceFW/fineweb-edu:default/train is all of it).",
+        repository="HuggingFaceFW/fineweb-edu",
+        config="sample-10BT",
+        bytes=28_500_000_000,
+    ),
+    Preset(
+        name="pile",
+        description="The Pile without its copyrighted parts: papers, code, web pages, books, dialogue; English mostly.",
+        repository="monology/pile-uncopyrighted",
+        bytes=335_000_000_000,
+    ),
+    Preset(
+        name="shakespeare",
+        description="The First Folio: 36 plays of Shakespeare, a play a document; 30 of them for training.",
+        repository="gvlassis/shakespearefirstfolio",
+        bytes=2_600_000,
+    ),
+    Preset(
+        name="tiny_shakespeare",
+        description="40,000 lines of Shakespeare as one text, the classic of character models.",
+        repository="karpathy/tiny_shakespeare",
+        bytes=634_000,
+    ),
+)
+
+
+_MADE_UP = {
+    DISTRIBUTED_DUMMY: "Synthetic documents for throughput work, a share for each rank.",
+    DUMMY: "The same, and every rank reads the same of them.",
+}
+
+
+def preset(name: str) -> Preset | None:
+    """The data set of a short name; None where it is no such name."""
+    return next((one for one in _PRESETS if one.name == name), None)
+
+
+def preset_names() -> list[str]:
+    """All short names."""
+    return [*NAMES, *(one.name for one in _PRESETS)]
+
+
+def list_datasets() -> list[dict[str, Any]]:
+    """The data sets with a short name, each as a dictionary of plain values, sorted by name.
+
+    Keys: ``name``, ``description``, ``repository``, ``config``, ``split``, ``text_field``,
+    ``tokenizer``, ``bytes`` (about), ``size`` (the same for people), ``streaming`` (whether
+    ``prepare`` reads it where it lies unless told otherwise), ``input`` (what the name stands for),
+    ``source``: ``real``, or ``synthetic`` of what is made up, on no repository and of any size.
+    """
+    made_up = [
+        {
+            "name": name,
+            "description": description,
+            "repository": "",
+            "config": "",
+            "split": "train",
+            "text_field": "",
+            "tokenizer": "none",
+            "bytes": 0,
+            "size": "any",
+            "streaming": False,
+            "input": name,
+            "source": SYNTHETIC,
+        }
+        for name, description in _MADE_UP.items()
+    ]
+    return made_up + [
+        {
+            "name": one.name,
+            "description": one.description,
+            "repository": one.repository,
+            "config": one.config,
+            "split": one.split,
+            "text_field": one.text_field,
+            "tokenizer": one.tokenizer,
+            "bytes": one.bytes,
+            "size": _size(one.bytes),
+            "streaming": one.bytes > STREAMED_FROM,
+            "input": one.place,
+            "source": "real",
+        }
+        for one in _PRESETS
+    ]
+
+
+def _size(size: int) -> str:
+    unit, name = (10**9, "GB") if size >= 10**9 else (10**6, "MB")
+    return f"{size / unit:.1f} {name}"

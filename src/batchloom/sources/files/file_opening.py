@@ -1,0 +1,28 @@
+"""Opening the file of a place, wherever it lies: here, in the cache of the Hub, behind a URL."""
+
+from typing import BinaryIO
+
+from batchloom.core.addresses import is_url
+from batchloom.remote import open_blocks
+from batchloom.sources.files.hub_datasets import copy_of
+
+
+def path_here(place: str, size: int) -> str | None:
+    """The path of a file of ``size`` bytes on this machine; None where it lies elsewhere."""
+    return copy_of(place, size) if is_url(place) else place
+
+
+def open_place(place: str, size: int, stamp: int) -> BinaryIO:
+    """The file at a place, for reading and seeking.
+
+    Args:
+        place: its path or URL.
+        size: its bytes.
+        stamp: its modification time, or what stands for it elsewhere.
+
+    Raises:
+        OSError: it cannot be opened, or read; as InputError where it lies elsewhere.
+    """
+    path = path_here(place, size)
+    # The caller closes it.
+    return open_blocks(place, size, stamp) if path is None else open(path, "rb")  # noqa: PTH123

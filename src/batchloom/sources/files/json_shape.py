@@ -1,0 +1,70 @@
+"""Whether JSON text is one value that holds a list of records, or records line by line."""
+
+import re
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from batchloom.sources.files.json_scan import scan
+
+# The key of an object under which its list of records is looked for.
+WRAPPERS = ("data", "rows", "records", "examples", "instances", "items")
+_WRAPPED = re.compile(rb'"(?:%b)"\s*:\s*$' % "|".join(WRAPPERS).encode())
+_KEY_REACH = 64
+_BOM = b"\xef\xbb\xbf"
+_NO_VALUE = object()
+
+# A list of records, records line by line, one record on one line, or neither for all one can see.
+Shape = Literal["list", "lines", "line", "other"]
+
+
+def begins_list(start: bytes) -> bool:
+    """Whether a list opens first."""
+    return start.removeprefix(_BOM).lstrip().startswith(b"[")
+
+
+def shape_of(start: bytes, *, cut: bool) -> Shape:
+    """What a JSON file that begins with ``start`` holds.
+
+    Args:
+        start: its first bytes, with a whole line where that is not too long.
+        cut: whether the file goes on where ``start`` ends without a line end.
+    """
+    text = start.removeprefix(_BOM).lstrip()
+    line, newline, rest = text.partition(b"\n")
+    value = _decoded(line)
+    if text.startswith(b"["):
+        # Whole lists line by line are records, if bad ones.
+        if value is not _NO_VALUE and rest.strip():
+            return "lines"
+        return "list" if text[1:].lstrip()[:1] in (b"{", b"]", b"") else "other"
+    if not text.startswith(b"{"):
+        return "other"
+    if isinstance(value, dict):
+        if rest.strip():
+            return "lines"
+        wrapped = any(isinstance(value.get(key), list) for key in WRAPPERS)
+        return "list" if wrapped else "line"
+    if _opens_wrapped(text):
+        return "list"
+    if newline or not cut:
+        return "lines" if isinstance(_decoded(rest.partition(b"\n")[0]), dict) else "other"
+    return "lines"
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _NO_VALUE
+
+
+def _opens_wrapped(text: bytes) -> bool:
+    """Whether a list under one of the known keys opens in sight."""
+    seen = scan(text)
+    opened = seen.places[np.flatnonzero((seen.depths == 2) & (seen.steps > 0))]
+    return any(
+        text[at : at + 1] == b"[" and _WRAPPED.search(text[max(0, at - _KEY_REACH) : at])
+        for at in opened.tolist()
+    )

@@ -1,0 +1,193 @@
+"""The bytes of a part, unpacked and hashed as they pass, in bounded memory."""
+
+import os
+from typing import BinaryIO, Self, final
+
+import xxhash
+
+from batchloom.core.addresses import is_url
+from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import because
+from batchloom.remote import remote_status
+from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO, open_member
+from batchloom.sources.files.decompression import Broken, Unpacker, unpacker
+from batchloom.sources.files.file_opening import open_place
+from batchloom.sources.files.source_rules import Source
+
+# Of files elsewhere a smaller one comes at once, so a look at its end is enough: it costs a request.
+_LOOKED_AT_TWICE = 8 << 20
+
+
+@final
+class PartStream:
+    """Reads bytes [start, stop) of a source after decompression, from front to back.
+
+    Attributes:
+        source: the source it reads.
+        position: offset of the next byte in the (decompressed) source.
+
+    Raises:
+        InputMissingError: the file is gone.
+        InputError: it cannot be read, or is not what was listed any more.
+    """
+
+    def __init__(self, source: Source, start: int = 0, stop: int | None = None) -> None:
+        self.source, self.position = source, start
+        self._start, self._stop = start, source.size if stop is None else stop
+        self._hash = xxhash.xxh3_128()
+        self._file = open_source(source)
+        self._unpacker: Unpacker | None = None
+        if source.compression is not None:
+            self._unpacker = unpacker(source.compression, self._file)
+        elif start:
+            self._file.seek(start)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+    @property
+    def consumed(self) -> int:
+        """Bytes of the listed file that were read so far."""
+        if self.source.compression is None:
+            return self.position - self._start
+        return min(self._file.tell(), self.source.size)
+
+    @property
+    def within(self) -> bool:
+        """Whether the part ends before its source does."""
+        return self.source.compression is None and self._stop < self.source.size
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes, empty at the end only.
+
+        Raises:
+            InputError: the compressed data is broken or cut short, or the file changed.
+        """
+        try:
+            if self._unpacker is not None:
+                data = self._unpacker.read(size)
+                self._check_ratio(len(data))
+            else:
+                data = self._read_plain(size)
+        except EOFError as error:
+            raise self._fault("is cut short") from error
+        except Broken as error:
+            raise self._fault(f"is broken ({error})") from error
+        except InputError:
+            raise
+        except OSError as error:
+            raise InputError(f"{self.source.name} cannot be read: {because(error)}.") from error
+        self._hash.update(data)
+        self.position += len(data)
+        return data
+
+    def read_up_to(self, size: int) -> bytes:
+        """Exactly ``size`` bytes, or all that is left where that is less."""
+        pieces = []
+        while size and (data := self.read(size)):
+            pieces.append(data)
+            size -= len(data)
+        return b"".join(pieces)
+
+    def finish(self) -> bytes:
+        """Read what is left and give the XXH3-128 of all bytes of the part, 16 bytes.
+
+        Raises:
+            InputError: the file was changed while it was read.
+        """
+        while self.read(1 << 20):
+            pass
+        if not is_url(self.source.path):
+            check_unchanged(self.source, os.fstat(self._file.fileno()))
+        elif not self.source.revision:
+            check_unchanged(self.source, _elsewhere(self.source))
+        return self._hash.digest()
+
+    def _read_plain(self, size: int) -> bytes:
+        wanted = min(size, self._stop - self.position)
+        data = self._file.read(wanted) if wanted > 0 else b""
+        if wanted > 0 and not data:
+            raise InputError(_changed(self.source))
+        return data
+
+    def _check_ratio(self, size: int) -> None:
+        position, packed = self.position + size, max(self._file.tell(), 1)
+        if (member := self.source.member) is not None:
+            packed = min(packed, member.packed, member.archive.size)
+        if position > max(BOMB_BYTES, BOMB_RATIO * packed):
+            raise InputError(
+                f"{self.source.name} unpacks to more than {BOMB_RATIO:,} times its size ({position:,} bytes from "
+                f"{packed:,}): this is taken for a zip bomb; unpack it yourself if it is none."
+            )
+
+    def _fault(self, what: str) -> InputError:
+        packing = self.source.compression or "archived"
+        return InputError(
+            f"{self.source.name} {what}: its {packing} data ends or fails at byte {self._file.tell():,} of "
+            f"{self.source.size:,}; fetch or compress the file anew, or leave it out."
+        )
+
+
+def open_source(source: Source) -> BinaryIO:
+    """Open the file of a source, wherever it lies, and check that it is the one that was listed.
+
+    Raises:
+        InputMissingError: it is gone.
+        InputError: it cannot be read, or has changed.
+    """
+    far = is_url(source.path)
+    if far and source.file_size > _LOOKED_AT_TWICE and not source.revision:
+        check_unchanged(source, _elsewhere(source))
+    try:
+        member = source.member
+        file = (
+            open_member(member) if member else open_place(source.path, source.size, source.mtime_ns)
+        )
+    except InputError:
+        raise
+    except (EOFError, Broken) as error:
+        raise InputError(
+            f"{source.name} cannot be read: {str(error) or 'the archive is cut short'}; fetch or pack the archive anew."
+        ) from error
+    except FileNotFoundError as error:
+        raise InputMissingError(_gone(source)) from error
+    except OSError as error:
+        raise InputError(f"{source.name} cannot be read: {because(error)}.") from error
+    try:
+        if not far:
+            check_unchanged(source, os.fstat(file.fileno()))
+    except InputError:
+        file.close()
+        raise
+    return file
+
+
+def _elsewhere(source: Source) -> os.stat_result:
+    """What lies by now where a source elsewhere was listed."""
+    found = remote_status(source.file)
+    if found is None:
+        raise InputMissingError(_gone(source))
+    return found
+
+
+def check_unchanged(source: Source, now: os.stat_result) -> None:
+    """Raise InputError where the file is not the one that was listed any more."""
+    if (now.st_size, now.st_mtime_ns) != (source.file_size, source.mtime_ns):
+        raise InputError(_changed(source))
+
+
+def _gone(source: Source) -> str:
+    return (
+        f"{source.name} is gone: it was listed and cannot be found now; put it back and give the same command again, "
+        "which goes on, or leave it out and give --restart."
+    )
+
+
+def _changed(source: Source) -> str:
+    return (
+        f"{source.name} was changed while it was being prepared (it had {source.size:,} bytes when the job "
+        "began); let its writer finish, then give the command again with --restart: what is not of this file stays."
+    )

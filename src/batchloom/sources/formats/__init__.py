@@ -1,0 +1,8 @@
+"""File formats as records, one module a format.
+
+Read `jsonl_format.py` first.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

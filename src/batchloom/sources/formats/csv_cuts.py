@@ -1,0 +1,138 @@
+"""Where a CSV file may be cut: after rows, as Python's csv would end them.
+
+A newline ends a row where the number of quotes before it is even, as long as each quote that
+opens stands at the beginning of a field and each one that closes at its end: so much is
+arithmetic on whole stretches of lines. Where a quote stands elsewhere, the reader itself tells.
+"""
+
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.sources.files import Begin, PartStream, ReadRules, Source
+from batchloom.sources.formats.csv_format import Header, row_ends
+
+_CHUNK, _MOST_AT_ONCE = 1 << 20, 8 << 20
+_NEWLINE, _RETURN, _QUOTE = b'\n\r"'
+
+
+def row_cut(
+    source: Source, rules: ReadRules, header: Header, known: Begin, nominal: int
+) -> Begin | None:
+    """The first cut at or after byte ``nominal``; None where there is none.
+
+    Args:
+        source: a plain CSV or TSV file.
+        rules: how it is read.
+        header: its header.
+        known: an earlier cut, or where the rows begin.
+        nominal: the byte.
+
+    Raises:
+        InputError: the source cannot be read, or a quoted field is never closed.
+    """
+    while known.offset < nominal:
+        scan = _Scan(source, rules, header.delimiter, known)
+        found = scan.cut(nominal)
+        if found is not None or not scan.doubt:
+            return found
+        told = _told(source, rules, header, scan.safe, min(nominal, scan.offset))
+        if told is None:
+            return None
+        known = told
+    return known
+
+
+def _told(
+    source: Source, rules: ReadRules, header: Header, begin: Begin, least: int
+) -> Begin | None:
+    """The first end of a row at or after ``least``, from the reader; None at the source's end."""
+    with PartStream(source, begin.offset) as stream:
+        ends = row_ends(stream, rules, begin.line, header)
+        end = next((end for end in ends if end.offset >= least), None)
+    return end if end is not None and end.offset < source.size else None
+
+
+@final
+class _Scan:
+    """Whole lines after a cut, a stretch at a time.
+
+    Attributes:
+        offset: of the next line.
+        safe: a cut at or before it.
+        doubt: whether the scan ended at a stretch it cannot tell.
+    """
+
+    def __init__(self, source: Source, rules: ReadRules, delimiter: str, begin: Begin) -> None:
+        self._source, self._delimiter = source, ord(delimiter)
+        self._most = rules.limits.record_bytes
+        self.safe, self.offset, self._line = begin, begin.offset, begin.line
+        self._odd = 0
+        self.doubt = False
+
+    def cut(self, nominal: int) -> Begin | None:
+        """The first cut at or after ``nominal``."""
+        with PartStream(self._source, self.offset) as stream:
+            carry = b""
+            while data := stream.read_up_to(max(_CHUNK, min(len(carry), _MOST_AT_ONCE))):
+                data = carry + data
+                end = data.rfind(b"\n") + 1
+                carry = data[end:]
+                if len(carry) > self._most:
+                    # Nobody knows a row of such a size to its end without reading it.
+                    self.offset += len(data)
+                    self.doubt = True
+                    return None
+                if end and (found := self._stretch(data[:end], nominal)) is not None:
+                    return found
+                if self.doubt:
+                    return None
+        return None
+
+    def _stretch(self, data: bytes, nominal: int) -> Begin | None:
+        array = np.frombuffer(data, np.uint8)
+        quotes = np.flatnonzero(array == _QUOTE) if b'"' in data else np.empty(0, np.int64)
+        start, self.offset = self.offset, self.offset + len(data)
+        if len(quotes) and not _plain(data, array, quotes, self._odd, self._delimiter):
+            self.doubt = True
+            return None
+        if self.offset >= nominal:
+            newlines = np.flatnonzero(array == _NEWLINE) + 1
+            if len(quotes) or self._odd:
+                newlines = newlines[(np.searchsorted(quotes, newlines) + self._odd) % 2 == 0]
+            at = int(np.searchsorted(newlines, nominal - start))
+            if at < len(newlines):
+                end = int(newlines[at])
+                if start + end >= self._source.size:
+                    return None
+                return Begin(start + end, self._line + data.count(b"\n", 0, end))
+        self._line += data.count(b"\n")
+        self._odd = (self._odd + len(quotes)) % 2
+        if not self._odd:
+            self.safe = Begin(self.offset, self._line)
+        return None
+
+
+def _plain(
+    data: bytes, array: NDArray[np.uint8], quotes: NDArray[np.int64], odd: int, delimiter: int
+) -> bool:
+    """Whether every quote of some whole lines opens or closes a field, or is one of a doubled pair."""
+    opening, closing = quotes[odd::2], quotes[1 - odd :: 2]
+    before = array[opening - 1]
+    if len(opening) and opening[0] == 0:
+        before[0] = _NEWLINE
+    after = array[closing + 1]
+    marks = np.zeros(256, bool)
+    marks[[_NEWLINE, _QUOTE, delimiter]] = True
+    if not marks[before].all():
+        return False
+    marks[_RETURN] = True
+    if not marks[after].all():
+        return False
+    if b"\r" not in data:
+        return True
+    # A return alone is a fault of its row outside of quotes, where the reader begins anew.
+    returns = np.flatnonzero(array == _RETURN)
+    alone = returns[array[returns + 1] != _NEWLINE]
+    return bool(((np.searchsorted(quotes, alone) + odd) % 2 == 1).all())

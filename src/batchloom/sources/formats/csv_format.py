@@ -1,0 +1,368 @@
+"""CSV and TSV: a header, then a record a row; every value stays a string."""
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+
+from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import InputError, RecordError
+from batchloom.sources.files import Begin, PartStream, ReadRules, Source
+from batchloom.sources.formats.json_text import refuse_wide
+from batchloom.sources.formats.record_faults import (
+    SNIPPET_BYTES,
+    around,
+    missing_field,
+    no_utf8,
+    snippet,
+    too_large,
+)
+
+_CHUNK = 1 << 20
+_STRETCH_BYTES = 1 << 20
+_NEWLINE, _QUOTE = b'\n"'
+_DELIMITERS = ",;\t"
+_NUL = "a NUL byte, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t UTF-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The columns of a CSV or TSV file, its delimiter, and where its rows begin."""
+
+    names: tuple[str, ...]
+    delimiter: str
+    rows: Begin
+
+
+def read_csv(stream: PartStream, rules: ReadRules, begin: Begin | None = None) -> Iterator[Records]:
+    """The records of a part of a CSV or TSV source, a stretch at a time.
+
+    Args:
+        stream: the part's bytes.
+        rules: how it is read.
+        begin: where the part begins; None: where the source does.
+
+    Raises:
+        InputError: it has no sound header, or a quoted field is never closed.
+        RecordError: no column has the name of the text field.
+    """
+    reader = _Reader(stream, rules, begin.line if begin else 1)
+    header = reader.header() if begin is None else header_of(stream.source, rules)
+    yield from reader.read(header)
+
+
+def header_of(source: Source, rules: ReadRules) -> Header:
+    """The header of a plain source.
+
+    Raises:
+        InputError: it has no sound one.
+    """
+    with PartStream(source) as stream:
+        return _Reader(stream, rules).header()
+
+
+def row_ends(stream: PartStream, rules: ReadRules, line: int, header: Header) -> Iterator[Begin]:
+    """Where each row of a stream ends whose first row begins at ``line``, as reading it finds.
+
+    Raises:
+        InputError: a quoted field is never closed.
+    """
+    return _Reader(stream, rules, line).ends(header)
+
+
+class _Fault(NamedTuple):
+    """What is wrong with a record, and where: 1-based line and column, None for the whole of it."""
+
+    reason: str
+    line: int
+    column: int | None = None
+    snippet: str = ""
+
+
+@final
+class _Lines:
+    """The lines of a stream as csv wants them, while it counts what belongs to a record.
+
+    Attributes:
+        line: 1-based number of the next line.
+        offset: of its first byte.
+        over: whether the stream has ended.
+        start: the first bytes of the record.
+        fault: why the record cannot be decoded, if so, and where.
+    """
+
+    def __init__(self, stream: PartStream, most: int, line: int) -> None:
+        self._stream, self._most = stream, most
+        self._ready: list[bytes] = []
+        self._at = 0
+        self._carry = b""
+        self.line, self.offset, self.over = line, stream.position, False
+        self.start = b""
+        self._size = self._quotes = 0
+        self._ended = True
+        self.fault: _Fault | None = None
+
+    def begin(self) -> None:
+        """A record begins with the next line."""
+        self.start, self._size, self._quotes, self.fault = b"", 0, 0, None
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        data = self.bytes()
+        if not data:
+            self.over = True
+            raise StopIteration
+        if len(self.start) < SNIPPET_BYTES:
+            self.start += data[:SNIPPET_BYTES]
+        self._size += len(data)
+        self._quotes += data.count(b'"')
+        self._ended = data.endswith(b"\n")
+        if self._size > self._most:
+            raise _TooLargeError
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            self._found(data, error.start, no_utf8(data[error.start]))
+            return data.decode("utf-8", "replace")
+        if "\x00" in text:
+            self._found(data, data.index(b"\0"), _NUL)
+        return text
+
+    def _found(self, data: bytes, at: int, reason: str) -> None:
+        """Note what is wrong with byte ``at`` of the line that was read last, if it is the first fault."""
+        if self.fault is None:
+            line = self.line - data.endswith(b"\n")
+            column = len(data[:at].decode("utf-8", "replace")) + 1
+            self.fault = _Fault(reason, line, column, around(data, at))
+
+    def bytes(self) -> bytes:
+        """The next line with its end, or as much of it as fits; empty at the end."""
+        if self._at == len(self._ready):
+            self._fill()
+        if self._at == len(self._ready):
+            return b""
+        data = self._ready[self._at]
+        self._at += 1
+        self.offset += len(data)
+        self.line += data.endswith(b"\n")
+        return data
+
+    def rest_of_record(self) -> bool:
+        """Read through the rest of a record above the limit; False where the stream ends in it."""
+        odd = self._quotes % 2
+        ended = not odd and self._ended
+        self.begin()
+        data = b"".join(self._ready[self._at :]) + self._carry
+        self._ready, self._at, self._carry = [], 0, data
+        while not ended:
+            data = self._carry or self._stream.read_up_to(_CHUNK)
+            if not data:
+                return not odd
+            end, odd = _record_end(data, odd)
+            ended = end > 0
+            end = end or len(data)
+            self.offset += end
+            self.line += data.count(b"\n", 0, end)
+            self._carry = data[end:]
+        return True
+
+    def _fill(self) -> None:
+        data = self._carry + self._stream.read_up_to(_CHUNK)
+        while data and b"\n" not in data and len(data) <= self._most:
+            more = self._stream.read_up_to(max(_CHUNK, len(data)))
+            if not more:
+                break
+            data += more
+        self._ready, self._at, self._carry = _lines(data), 0, b""
+        if self._ready and not self._ready[-1].endswith(b"\n") and len(self._ready) > 1:
+            self._carry = self._ready.pop()
+
+
+def _record_end(data: bytes, odd: int) -> tuple[int, int]:
+    """After which newline of ``data`` a record ends (0: none), and whether its quotes are odd.
+
+    Args:
+        data: goes on in a record.
+        odd: whether the record's quotes so far are odd in number: then a field is open.
+    """
+    array = np.frombuffer(data, np.uint8)
+    newlines, quotes = np.flatnonzero(array == _NEWLINE), np.flatnonzero(array == _QUOTE)
+    even = newlines[(np.searchsorted(quotes, newlines) + odd) % 2 == 0]
+    return (int(even[0]) + 1, 0) if len(even) else (0, (odd + len(quotes)) % 2)
+
+
+class _TooLargeError(Exception):
+    """The record is above the limit."""
+
+
+def _lines(data: bytes) -> list[bytes]:
+    lines = [line + b"\n" for line in data.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]
+
+
+@final
+class _Reader:
+    def __init__(self, stream: PartStream, rules: ReadRules, line: int = 1) -> None:
+        # The module's own limit is one for the whole process, and far below a long text.
+        csv.field_size_limit(max(csv.field_size_limit(), rules.limits.record_bytes + _CHUNK))
+        self._name, self._kind = stream.source.name, stream.source.kind
+        self._rules, self._most = rules, rules.limits.record_bytes
+        self._lines = _Lines(stream, self._most, line)
+        self._record = 0
+
+    def read(self, header: Header) -> Iterator[Records]:
+        """All rows below the header."""
+        found, size = Records(), 0
+        lines, names, width = self._lines, header.names, len(header.names)
+        column = self._column(names)
+        for start, line, row in self._rows(header.delimiter):
+            if isinstance(row, BadRecord):
+                found.bad.append(row)
+            elif lines.fault or (len(row) != width and row):
+                fault = lines.fault or _Fault(_ragged(len(row), width, names), line)
+                found.bad.append(self._faulty(start, fault))
+            elif row:
+                found.values.append(
+                    dict(zip(names, row, strict=True)) if column is None else row[column]
+                )
+                found.records.append(self._record)
+                found.offsets.append(start)
+            found.seen += 1
+            self._record += 1
+            size += lines.offset - start
+            if size > _STRETCH_BYTES:
+                yield found
+                found, size = Records(), 0
+        yield found
+
+    def ends(self, header: Header) -> Iterator[Begin]:
+        """Where each row ends."""
+        for _ in self._rows(header.delimiter):
+            yield Begin(self._lines.offset, self._lines.line)
+
+    def _rows(self, delimiter: str) -> Iterator[tuple[int, int, "list[str] | BadRecord"]]:
+        """Each row, or what is wrong with it, with the offset and line where it begins."""
+        lines = self._lines
+        rows = csv.reader(lines, delimiter=delimiter)
+        while True:
+            start, line = lines.offset, lines.line
+            lines.begin()
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except _TooLargeError:
+                yield start, line, self._too_large(start, line)
+                rows = csv.reader(lines, delimiter=delimiter)
+            except csv.Error as error:
+                yield start, line, self._bad(start, line, f"not readable as CSV: {error}")
+                rows = csv.reader(lines, delimiter=delimiter)
+            else:
+                if lines.over:
+                    raise InputError(self._unclosed(line))
+                yield start, line, row
+
+    def header(self) -> Header:
+        """The header, from the source's first bytes."""
+        lines = self._lines
+        try:
+            first = next(lines, "")
+        except _TooLargeError as error:
+            raise InputError(
+                f"{self._name} has no readable header (it does not end): {_HEADER}"
+            ) from error
+        refuse_wide(self._name, lines.start)
+        if "\r" in first.rstrip("\r\n"):
+            raise InputError(
+                f"{self._name} ends its lines with CR alone; convert it with: tr '\\r' '\\n'"
+            )
+        delimiter = "\t" if self._kind == "tsv" else _delimiter(first)
+        rows = csv.reader(_Chained(first.removeprefix("\ufeff"), lines), delimiter=delimiter)
+        try:
+            names = next(rows, [])
+        except (csv.Error, _TooLargeError) as error:
+            reason = str(error) or "it does not end"
+            raise InputError(
+                f"{self._name} has no readable header ({reason}): {_HEADER}"
+            ) from error
+        if lines.over and names:
+            raise InputError(self._unclosed(1))
+        if lines.fault:
+            fault = lines.fault
+            raise RecordError(self._name, fault.line, fault.column, fault.reason)
+        problems = [
+            f"{name!r} stands twice" for name, times in Counter(names).items() if times > 1 and name
+        ]
+        problems += [
+            f"column {at} has no name" for at, name in enumerate(names, 1) if not name.strip()
+        ]
+        if problems or not names:
+            what = ", ".join(problems) or "the first line is blank"
+            raise InputError(f"{self._name} has no sound header ({what}): {_HEADER}")
+        return Header(tuple(names), delimiter, Begin(lines.offset, lines.line))
+
+    def _column(self, header: tuple[str, ...]) -> int | None:
+        field = self._rules.text_field
+        if field is None:
+            return None
+        if field not in header:
+            raise RecordError(self._name, 1, None, missing_field(field, list(header)))
+        return header.index(field)
+
+    def _bad(self, offset: int, line: int, reason: str) -> BadRecord:
+        return BadRecord(self._record, offset, None, reason, snippet(self._lines.start), line)
+
+    def _faulty(self, offset: int, fault: _Fault) -> BadRecord:
+        words = fault.snippet or snippet(self._lines.start)
+        return BadRecord(self._record, offset, fault.column, fault.reason, words, fault.line)
+
+    def _too_large(self, offset: int, line: int) -> BadRecord:
+        start = self._lines.start
+        if not self._lines.rest_of_record():
+            raise InputError(self._unclosed(line))
+        return too_large(self._record, offset, start, self._most, line)
+
+    def _unclosed(self, line: int) -> str:
+        return (
+            f"{self._name}, line {line}: a quoted field opens in this record and is never closed; double the "
+            "quotes inside of fields, or fetch the file anew if it is cut short"
+        )
+
+
+_HEADER = "the first line must name every column once (pandas: to_csv(index=False))"
+
+
+@final
+class _Chained:
+    """One line, then the others."""
+
+    def __init__(self, first: str, lines: _Lines) -> None:
+        self._first, self._lines = first, lines
+
+    def __iter__(self) -> "_Chained":
+        return self
+
+    def __next__(self) -> str:
+        first, self._first = self._first, ""
+        return first or next(self._lines)
+
+
+def _delimiter(header: str) -> str:
+    """The delimiter that gives the header the most columns; the comma where none does."""
+    counts = [len(next(csv.reader([header], delimiter=one), [])) for one in _DELIMITERS]
+    return _DELIMITERS[counts.index(max(counts))]
+
+
+def _ragged(fields: int, width: int, header: tuple[str, ...]) -> str:
+    few = fields < width
+    return f"{fields} {'field' if fields == 1 else 'fields'} where the header names {width}; " + (
+        f"the ones from {header[fields]!r} on are missing"
+        if few
+        else "quote the fields that hold delimiters"
+    )

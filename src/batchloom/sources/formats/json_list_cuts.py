@@ -1,0 +1,85 @@
+"""Where a JSON list may be cut: after elements whose place is certain.
+
+A cut is certain while every element before it is a bracketed value and nothing but a comma and white
+space stands between two: so far this scan and the reader, which begins anew at every
+element, cannot disagree. From the first doubt on the list stays in one piece.
+"""
+
+import re
+
+import numpy as np
+
+from batchloom.sources.files import Begin, PartStream, ReadRules, Source
+from batchloom.sources.formats.json_list_format import open_list, whole_elements
+from batchloom.sources.formats.json_text import OPENING, JsonText
+
+_LEAD = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
+
+
+def list_cut(source: Source, rules: ReadRules, known: Begin | None, nominal: int) -> Begin | None:
+    """The first cut at or after byte ``nominal``; None where there is none.
+
+    Args:
+        source: a plain file with a JSON list.
+        rules: how it is read.
+        known: an earlier cut to go on from; None: the source's beginning.
+        nominal: the byte.
+
+    Raises:
+        InputError: the source cannot be read, or holds no list of objects.
+    """
+    with PartStream(source, known.offset if known else 0) as stream:
+        text = JsonText(stream, known)
+        wrapper = known.wrapper if known else open_list(text, rules)
+        comma = known is not None
+        while (found := _round(text, nominal, comma=comma, most=rules.limits.record_bytes)) is None:
+            if text.at:
+                comma = True
+            if not text.more():
+                return None
+        if not found:
+            return None
+        line, column = text.place()
+        return Begin(text.offset + text.at, line, column, wrapper)
+
+
+def _round(text: JsonText, nominal: int, *, comma: bool, most: int) -> bool | None:
+    """Pass over the elements in sight: True at a cut, False where none can follow, None to read on."""
+    data = text.data[text.at :]
+    starts, ends = whole_elements(data)
+    sure = _certain(data, starts.tolist(), ends.tolist(), comma=comma)
+    at = int(np.searchsorted(ends[:sure], nominal - text.offset - text.at))
+    if at < sure:
+        text.at += int(ends[at])
+        return True
+    if sure < len(ends):
+        return False
+    if sure:
+        text.at += int(ends[-1])
+        comma = True
+    lead = _LEAD.match(text.data, text.at)
+    begin = lead.end() if lead else text.at
+    if begin == len(text.data):
+        return None
+    if text.data[begin] not in OPENING or lead is None or bool(lead[1]) != comma:
+        return False
+    if len(text.data) - begin <= most:
+        return None
+    text.at = begin
+    if not text.pass_over():
+        return False
+    return True if text.offset + text.at >= nominal else None
+
+
+def _certain(data: bytes, starts: list[int], ends: list[int], *, comma: bool) -> int:
+    """How many elements stand before the first doubt."""
+    gaps = [data[stop:start] for stop, start in zip([0, *ends], starts, strict=False)]
+    doubtful = {gap for gap in set(gaps) if not _is_gap(gap, comma=True)}
+    if gaps and not comma and _is_gap(gaps[0], comma=False):
+        return next((n for n, gap in enumerate(gaps[1:], 1) if gap in doubtful), len(gaps))
+    return next((n for n, gap in enumerate(gaps) if gap in doubtful or not comma), len(gaps))
+
+
+def _is_gap(gap: bytes, *, comma: bool) -> bool:
+    lead = _LEAD.fullmatch(gap)
+    return lead is not None and bool(lead[1]) == comma

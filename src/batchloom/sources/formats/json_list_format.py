@@ -1,0 +1,290 @@
+"""JSON files that hold a list of objects, streamed: also ``{"data": [...]}``."""
+
+import re
+from collections.abc import Iterator
+from typing import final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import INVALID_JSON, InputError
+from batchloom.core.files import NOT_JSON
+from batchloom.sources.files import WRAPPERS, Begin, PartStream, ReadRules, scan
+from batchloom.sources.formats.json_rows import JsonRows, bytes_before
+from batchloom.sources.formats.json_text import OPENING, QUOTE, JsonText
+from batchloom.sources.formats.record_faults import diagnose, too_large
+
+MUST_BE_LIST = "JSON file must contain a list of objects"
+_KEYS_SHOWN = 8
+_KEY_BYTES = 1 << 16
+_LEAD = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
+# No parser takes it, and looking for its end in ever more text takes long.
+_DEEP = re.compile(rb"[\[{]{1000000}")
+_SCALAR_END = re.compile(rb"[,\]]")
+# In text whose quotes are out of step, what stood between strings reads as strings of its own.
+_STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+_BETWEEN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
+
+
+def read_json(
+    stream: PartStream, rules: ReadRules, begin: Begin | None = None
+) -> Iterator[Records]:
+    """The records of a part of a JSON source, a stretch at a time.
+
+    Args:
+        stream: the part's bytes.
+        rules: how it is read.
+        begin: where the part begins; None: where the source does.
+
+    Raises:
+        InputError: it holds no list of objects.
+        InvalidJsonError: it is broken where records cannot be told apart any more.
+        RecordError: its first records all lack the text field.
+    """
+    text = JsonText(stream, begin)
+    wrapper = begin.wrapper if begin else open_list(text, rules)
+    yield from _List(text, rules, after=begin is not None).read()
+    if text.cut:
+        return
+    if wrapper:
+        second = _next_list(text, rules, [wrapper])
+        if second:
+            raise InputError(
+                f"{MUST_BE_LIST}: {text.name} holds two, under {wrapper!r} and {second!r}; "
+                f"take one out, for example with: jq .{second}"
+            )
+    if text.peek():
+        text.fail("something follows after the end of the JSON value")
+
+
+def open_list(text: JsonText, rules: ReadRules) -> str:
+    """Read up to the opening bracket of the list, and over it; the key it is under, if any.
+
+    Raises:
+        InputError: there is no list of objects.
+        InvalidJsonError: the text is broken before it.
+    """
+    first = text.peek()
+    if first == b"[":
+        text.at += 1
+        return ""
+    if first != b"{":
+        begins = f"begins with {text.data[text.at : text.at + 20]!r}" if first else "is blank"
+        raise InputError(f"{MUST_BE_LIST}: {text.name} {begins}.")
+    text.at += 1
+    keys: list[str] = []
+    if found := _next_list(text, rules, keys):
+        return found
+    shown = ", ".join(map(repr, keys[:_KEYS_SHOWN])) + (", ..." if keys[_KEYS_SHOWN:] else "")
+    raise InputError(
+        f"{MUST_BE_LIST}: {text.name} holds one object with {shown or 'no keys'}; a list is looked for "
+        f"under {', '.join(WRAPPERS)}; take it out, for example with: jq .NAME"
+    )
+
+
+def _next_list(text: JsonText, rules: ReadRules, keys: list[str]) -> str:
+    """Read on in an object to the next list under a known key, and over its bracket: the key.
+
+    Empty where the object ends before. The keys on the way are added to ``keys``.
+    """
+    while (next_one := text.peek()) != b"}":
+        if keys:
+            text.take(b",", "expected a comma or }")
+            next_one = text.peek()
+        if next_one != QUOTE:
+            text.fail("expected a key in quotes")
+        key = _name(text)
+        keys.append(key)
+        text.take(b":", "expected a colon after a key")
+        if key in WRAPPERS and text.peek() == b"[":
+            text.at += 1
+            return key
+        _pass_value(text, rules.limits.record_bytes)
+    text.at += 1
+    return ""
+
+
+def _name(text: JsonText) -> str:
+    raw = text.string(_KEY_BYTES)
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except NOT_JSON:
+        text.fail("this key is no valid JSON string", text.at - len(raw))
+
+
+def _pass_value(text: JsonText, most: int) -> None:
+    begin = text.peek()
+    if begin in (b"{", b"["):
+        if not text.pass_over():
+            text.fail("the file ends inside a value; it is cut short")
+    elif begin == QUOTE:
+        text.string(most)
+    elif not text.scalar():
+        text.fail("expected a value")
+
+
+@final
+class _List:
+    """The elements of a list; the window stands after its opening bracket, or ``after`` one of them."""
+
+    def __init__(self, text: JsonText, rules: ReadRules, *, after: bool) -> None:
+        self._text = text
+        self._most = rules.limits.record_bytes
+        self._rows = JsonRows(text.name, rules, first=not after)
+        self._record = 0
+        self._after = after
+        self._closed = False
+        # Whether the window stands behind the comma before the next element.
+        self._past = False
+
+    def read(self) -> Iterator[Records]:
+        """All elements, up to and with the closing bracket, or to the end of the part."""
+        text = self._text
+        while not self._closed:
+            data = text.data[text.at :] if text.at else text.data
+            starts, ends = whole_elements(data)
+            found = self._all_at_once(data, starts, ends) or self._one_by_one(starts, ends)
+            del data
+            if found.seen:
+                yield found
+            elif not self._closed:
+                start = self._next()
+                if start is not None and _DEEP.match(text.data, start):
+                    text.fail("values are nested more than 1,000,000 deep", start)
+                if start is not None and len(text.data) - start > self._most:
+                    yield self._oversize(start)
+                elif not text.more():
+                    if text.cut:
+                        return
+                    text.fail(*self._cut_short())
+        self._rows.finish()
+
+    @property
+    def _needs(self) -> bool:
+        """Whether a comma comes before the next element."""
+        return self._after or self._record > 0
+
+    def _all_at_once(
+        self, data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> Records | None:
+        """The records of all whole elements in sight; None where there might be a fault."""
+        if not len(ends) or (ends - starts).max() > self._most:
+            return None
+        lead = _LEAD.fullmatch(data, 0, int(starts[0]))
+        if lead is None or bool(lead[1]) + self._past != self._needs:
+            return None
+        values = self._rows.elements(b"[%b]" % data[starts[0] : ends[-1]])
+        if values is None or len(values) != len(starts):
+            return None
+        offsets = (starts + (self._text.offset + self._text.at)).tolist()
+        self._text.at += int(ends[-1])
+        self._past = False
+        records = list(range(self._record, self._record + len(values)))
+        self._record += len(values)
+        return Records(values=values, records=records, offsets=offsets, seen=len(values))
+
+    def _one_by_one(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Records:
+        """The records in sight, each with its fault where it has one."""
+        text, found = self._text, Records()
+        stops = dict(zip((starts + text.at).tolist(), (ends + text.at).tolist(), strict=True))
+        while (start := self._next()) is not None:
+            stop = self._stop(start, stops)
+            if stop is None:
+                break
+            self._add(found, start, stop)
+            text.at, self._past = stop, False
+        return found
+
+    def _next(self) -> int | None:
+        """Where the next element begins; None where that is not in sight, or the list ends."""
+        text, data = self._text, self._text.data
+        lead = _LEAD.match(data, text.at)
+        at = lead.end() if lead else text.at
+        commas = (lead is not None and bool(lead[1])) + self._past
+        comma = commas == 1
+        if commas > 1:
+            text.fail("a comma too many", at)
+        if at == len(data):
+            if comma and not self._needs:
+                text.fail("a comma too many", at)
+            # There may be any amount of white space: the window lets go of it.
+            text.at, self._past = at, comma
+            return None
+        if data[at : at + 1] == b"]" and not comma:
+            text.at, self._closed = at + 1, True
+            return None
+        if comma != self._needs:
+            text.fail("a comma too many" if comma else "expected a comma or ]", at)
+        if data[at] in b",:]}":
+            text.fail("expected a value", at)
+        return at
+
+    def _stop(self, start: int, stops: dict[int, int]) -> int | None:
+        """Where the element at ``start`` ends; None where that is not in sight."""
+        data = self._text.data
+        if data[start] in OPENING:
+            return stops.get(start)
+        if data[start : start + 1] == QUOTE:
+            string = _STRING.match(data, start)
+            return string.end() if string else None
+        end = _SCALAR_END.search(data, start)
+        return end.start() if end else None
+
+    def _add(self, found: Records, start: int, stop: int) -> None:
+        text, record = self._text, self._record
+        element = text.data[start:stop]
+        value = self._rows.one(record, text.offset + start, element, text.place(start))
+        if not isinstance(value, BadRecord):
+            found.values.append(value)
+            found.records.append(record)
+            found.offsets.append(text.offset + start)
+        elif value.reason.startswith(INVALID_JSON) and _out_of_step(element):
+            at, reason = diagnose(element, None)
+            text.fail(reason, start + bytes_before(element, at or 0))
+        else:
+            found.bad.append(value)
+        found.seen += 1
+        self._record += 1
+
+    def _oversize(self, start: int) -> Records:
+        """The bad record of an element above the limit, which is read through."""
+        text = self._text
+        (line, _), offset = text.place(start), text.offset + start
+        if text.data[start] not in OPENING:
+            text.fail("a value begins here that does not end", start)
+        bad = too_large(self._record, offset, text.data[start:], self._most, line)
+        text.at, self._past = start, False
+        if not text.pass_over():
+            text.fail(
+                f"the file ends inside the record that begins on line {line}; it is cut short"
+            )
+        self._record += 1
+        return Records(bad=[bad], seen=1)
+
+    def _cut_short(self) -> tuple[str, int]:
+        """What to say where the source ends inside the list."""
+        start = self._next()
+        if start is None:
+            return "the list is not closed; the file is cut short", len(self._text.data)
+        element = self._text.data[start:]
+        at, reason = diagnose(element, None)
+        if at is None or start + bytes_before(element, at) >= len(self._text.data):
+            return "the file ends inside the record that begins here; it is cut short", start
+        return reason, start + bytes_before(element, at)
+
+
+def whole_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each whole bracketed element in sight begins and ends; ``data`` begins between two."""
+    seen = scan(data)
+    below = np.flatnonzero(seen.depths < 0)
+    limit = below[0] if len(below) else len(seen.depths)
+    depths, steps, places = seen.depths[:limit], seen.steps[:limit], seen.places[:limit]
+    ends = places[(depths == 0) & (steps < 0)] + 1
+    return places[(depths == 1) & (steps > 0)][: len(ends)], ends
+
+
+def _out_of_step(element: bytes) -> bool:
+    """Whether the quotes of a faulty element seem to be: then it may hold other records."""
+    return any(_BETWEEN.fullmatch(found[1]) for found in _STRING.finditer(element))

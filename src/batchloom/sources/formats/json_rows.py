@@ -1,0 +1,142 @@
+"""JSON values as records: one at a time with their faults, or many at once where there is none."""
+
+import functools
+from typing import Any, final
+
+import msgspec
+
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import RecordError, record_error
+from batchloom.core.files import NOT_JSON
+from batchloom.sources.files import ReadRules
+from batchloom.sources.formats.record_faults import (
+    MissingField,
+    around,
+    diagnose,
+    row_decoder,
+    snippet,
+    too_large,
+    wide,
+)
+
+# A source whose first records all lack the field was not meant with this field.
+_FIRST_RECORDS = 100
+# A fault no further on is seen in the beginning of its record.
+_IN_SIGHT = 40
+
+
+@functools.lru_cache(maxsize=64)
+def _decoders(field: str | None) -> tuple[Any, Any]:
+    """A decoder of one row, and one of an array of rows; None where there is none of arrays.
+
+    They keep no state, and making them takes longer than reading a small file.
+    """
+    row: Any = msgspec.json.Decoder(dict[str, Any]) if field is None else row_decoder(field)
+    # Not every decoder of rows can be had for whole arrays.
+    kind = getattr(row, "type", None)
+    return row, msgspec.json.Decoder(list[kind]) if kind else None  # type: ignore[valid-type]
+
+
+@final
+class JsonRows:
+    """Decodes JSON values into texts or rows, as the rules say.
+
+    Args:
+        name: the source, for messages.
+        rules: name the text field, or none for whole rows.
+        first: whether the source is read from its beginning: then its first records are judged.
+    """
+
+    def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
+        self._name, self._field, self._most = name, rules.text_field, rules.limits.record_bytes
+        self._decoder, self._array = _decoders(self._field)
+        # None once a record had the field; parts that begin further on are not asked.
+        self._missing: list[RecordError] | None = [] if first else None
+
+    def lines(self, data: bytes) -> list[Any] | None:
+        """The records of whole lines; None where there might be a fault."""
+        try:
+            return self._values(self._decoder.decode_lines(data))
+        except NOT_JSON:
+            return None
+
+    def elements(self, data: bytes) -> list[Any] | None:
+        """The records of a JSON array; None where there might be a fault."""
+        if self._array is None:
+            return None
+        try:
+            return self._values(self._array.decode(data))
+        except NOT_JSON:
+            return None
+
+    def one(
+        self, record: int, offset: int, data: bytes, place: tuple[int, int] | None = None
+    ) -> Any:
+        """The record of one value, or a BadRecord.
+
+        Args:
+            record: its number.
+            offset: of its first byte.
+            data: the value.
+            place: 1-based line and column of its first byte, where it may have several lines.
+
+        Raises:
+            RecordError: the first records of the source all lack the field.
+        """
+        if len(data) > self._most:
+            return too_large(record, offset, data, self._most, place[0] if place else None)
+        try:
+            row: Any = self._decoder.decode(data)
+        except NOT_JSON:
+            return self._bad(record, offset, data, place)
+        self._missing = None
+        return row if self._field is None else row.value
+
+    def finish(self) -> None:
+        """Raise where every record of a short source lacked the field."""
+        if self._missing:
+            raise self._missing[0]
+
+    def _values(self, rows: list[Any]) -> list[Any]:
+        if rows:
+            self._missing = None
+        return rows if self._field is None else [row.value for row in rows]
+
+    def _bad(
+        self, record: int, offset: int, data: bytes, place: tuple[int, int] | None
+    ) -> BadRecord:
+        encoding = wide(data) if offset == 0 else None
+        try:
+            at, reason = (None, encoding) if encoding else diagnose(data, self._field)
+        except MissingField as missing:
+            at, reason = None, str(missing)
+            if self._missing is not None:
+                line, row = (place[0], record + 1) if place else (record + 1, None)
+                self._missing.append(record_error(self._name, line, None, reason, row))
+                if len(self._missing) >= _FIRST_RECORDS:
+                    raise self._missing[0] from None
+        else:
+            self._missing = None
+        far = at is not None and at > _IN_SIGHT
+        words = around(data, bytes_before(data, at or 0)) if far else snippet(data)
+        if place is None:
+            column = None if at is None else at + 1
+            return BadRecord(record, offset, column, reason, words)
+        line, column = _within(data, at, place)
+        return BadRecord(record, offset, column, reason, words, line)
+
+
+def bytes_before(data: bytes, characters: int) -> int:
+    """How many bytes the first characters of a value take."""
+    return len(data.decode("utf-8", "replace")[:characters].encode())
+
+
+def _within(data: bytes, at: int | None, place: tuple[int, int]) -> tuple[int, int | None]:
+    """Line and column of character ``at`` of a value that begins at ``place``."""
+    if at is None:
+        return place[0], None
+    before = data.decode("utf-8", "replace")[:at]
+    lines = before.count("\n")
+    if not lines:
+        return place[0], place[1] + at
+    return place[0] + lines, at - before.rfind("\n")

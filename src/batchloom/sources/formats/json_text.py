@@ -1,0 +1,168 @@
+"""JSON text read from front to back through a window, which knows its line and column."""
+
+import re
+from typing import NoReturn, final
+
+import numpy as np
+
+from batchloom.core.errors import INVALID_JSON, InputError, InvalidJsonError
+from batchloom.sources.files import BOM, Begin, PartStream, scan
+from batchloom.sources.formats.record_faults import wide
+
+_CHUNK = 1 << 20
+_MOST_AT_ONCE = 8 << 20
+_LONGEST_WORD = 1 << 16
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_SCALAR = re.compile(rb"[^,\[\]{}\s]*")
+OPENING, QUOTE = b"{[", b'"'
+
+
+def refuse_wide(name: str, start: bytes) -> None:
+    """Refuse text that is UTF-16 or UTF-32.
+
+    Raises:
+        InputError: it is.
+    """
+    if reason := wide(start):
+        raise InputError(f"{name} cannot be read: {reason}")
+
+
+@final
+class JsonText:
+    """A window over a stream of JSON text.
+
+    Args:
+        stream: the text.
+        begin: where it begins; None: at the beginning of its source.
+
+    Attributes:
+        name: the source, for messages.
+        data: the window.
+        at: place in the window that everything before is done with.
+    """
+
+    def __init__(self, stream: PartStream, begin: Begin | None = None) -> None:
+        self.name, self.at = stream.source.name, 0
+        self._stream = stream
+        self._offset = stream.position
+        self._first = (begin.line, begin.column) if begin else (1, 1)
+        self.data = stream.read_up_to(_CHUNK)
+        if begin is None:
+            refuse_wide(self.name, self.data)
+            if self.data.startswith(BOM):
+                self.at = len(BOM)
+                self._first = 1, 0
+        self._known = 0, *self._first
+
+    @property
+    def offset(self) -> int:
+        """Byte offset of the window in the source."""
+        return self._offset
+
+    @property
+    def cut(self) -> bool:
+        """Whether the stream ends before its source does, and nothing of it is left."""
+        return self.at == len(self.data) and self._stream.within
+
+    def more(self) -> bool:
+        """Let go of what is done with and read on; False at the end of the source."""
+        self._let_go()
+        data = self._stream.read_up_to(max(_CHUNK, min(len(self.data), _MOST_AT_ONCE)))
+        self.data += data
+        return bool(data)
+
+    def place(self, at: int | None = None) -> tuple[int, int]:
+        """1-based line and column of a place in the window (default: where it stands)."""
+        at = self.at if at is None else at
+        # From the last place that was asked for: there may be a bad record at every other byte.
+        known, line, column = self._known if self._known[0] <= at else (0, *self._first)
+        lines = self.data.count(b"\n", known, at)
+        begin = self.data.rfind(b"\n", known, at) + 1 if lines else known
+        place = line + lines, (1 if lines else column) + _characters(self.data[begin:at])
+        self._known = at, *place
+        return place
+
+    def peek(self) -> bytes:
+        """The next byte that is no white space, where the window now stands; empty at the end."""
+        while True:
+            self.at = self._space()
+            if self.at < len(self.data) or not self.more():
+                return self.data[self.at : self.at + 1]
+
+    def take(self, wanted: bytes, what: str) -> None:
+        """Read on over one byte, after white space.
+
+        Raises:
+            InvalidJsonError: something else stands there.
+        """
+        if self.peek() != wanted:
+            self.fail(what)
+        self.at += 1
+
+    def string(self, most: int) -> bytes:
+        """The string that begins here, with its quotes.
+
+        Raises:
+            InvalidJsonError: it does not end within ``most`` bytes.
+        """
+        while (found := _STRING.match(self.data, self.at)) is None:
+            if len(self.data) - self.at > most or not self.more():
+                self.fail("a string begins here and does not end")
+        self.at = found.end()
+        return found.group()
+
+    def scalar(self) -> bytes:
+        """The number or word that begins here."""
+        while (found := _SCALAR.match(self.data, self.at)) and found.end() == len(self.data):
+            if found.end() - self.at > _LONGEST_WORD:
+                self.fail("expected a value")
+            if not self.more():
+                break
+        word = _SCALAR.match(self.data, self.at)
+        self.at = word.end() if word else self.at
+        return word.group() if word else b""
+
+    def pass_over(self) -> bool:
+        """Read over the brackets that open here; False where the source ends in them."""
+        depth, in_string, escaped = 0, False, False
+        while True:
+            seen = scan(self.data[self.at :], depth=depth, in_string=in_string, escaped=escaped)
+            closed = np.flatnonzero((seen.depths == 0) & (seen.steps < 0))
+            if len(closed):
+                self.at += int(seen.places[closed[0]]) + 1
+                return True
+            depth, in_string, escaped = seen.depth, seen.in_string, seen.escaped
+            self.at = len(self.data)
+            if not self.more():
+                return False
+
+    def fail(self, fact: str, at: int | None = None) -> NoReturn:
+        """Stop: from here on nobody can tell records apart.
+
+        Raises:
+            InvalidJsonError: always; names line and column of ``at``.
+        """
+        line, column = self.place(at)
+        fact = fact.removeprefix(INVALID_JSON)
+        raise InvalidJsonError(
+            self.name,
+            line,
+            column,
+            f"{fact}; from there on records cannot be told apart: mend it, or fetch the file anew",
+        )
+
+    def _space(self) -> int:
+        found = _SPACE.match(self.data, self.at)
+        return found.end() if found else self.at
+
+    def _let_go(self) -> None:
+        self._first = self.place()
+        self._known = 0, *self._first
+        self._offset += self.at
+        self.data, self.at = self.data[self.at :], 0
+
+
+def _characters(data: bytes) -> int:
+    """Characters in a stretch of UTF-8; bytes that go on in one are not counted."""
+    return len(data) - int(np.count_nonzero((np.frombuffer(data, np.uint8) & 0xC0) == 0x80))

@@ -1,0 +1,141 @@
+"""JSON Lines: one record a line, taken whole or for the one field that is the text."""
+
+import itertools
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.document import BadRecord, Records
+from batchloom.sources.files import BOM, PartStream, ReadRules
+from batchloom.sources.formats.delimiters import FixedDelimiter
+from batchloom.sources.formats.json_rows import JsonRows
+from batchloom.sources.formats.record_blocks import Block, record_blocks
+from batchloom.sources.formats.record_faults import too_large
+
+_OPEN, _CLOSE, _NEWLINE = b"{}\n"
+_FEW_BYTES, _FEW_LINES = 64 << 10, 16
+
+
+def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
+    """The records of a part of a JSONL source, a stretch at a time.
+
+    Raises:
+        RecordError: the source's first records all lack the text field.
+        InputError: the bytes cannot be read.
+    """
+    reader = _Reader(stream, rules)
+    for block in record_blocks(stream, FixedDelimiter(b"\n"), rules.limits):
+        found = reader.oversize(block) if block.oversize else reader.records(block)
+        # A generator holds its names while it waits, and a record may be very large.
+        del block
+        yield found
+    reader.finish()
+
+
+@final
+class _Reader:
+    def __init__(self, stream: PartStream, rules: ReadRules) -> None:
+        self._rules = rules
+        self._rows = JsonRows(stream.source.name, rules, first=stream.position == 0)
+        self._record = 0
+
+    def oversize(self, block: Block) -> Records:
+        """The one bad record of a block that is a single record above the limit."""
+        bad = too_large(self._record, block.offset, block.data, self._rules.limits.record_bytes)
+        self._record += 1
+        return Records(bad=[bad], seen=1)
+
+    def records(self, block: Block) -> Records:
+        """The good and bad records of a block of whole lines."""
+        if block.offset == 0 and block.data.startswith(BOM):
+            block = Block(len(BOM), block.data[len(BOM) :])
+        found = self._few_at_once(block)
+        if found is None:
+            starts, ends = _line_bounds(block.data)
+            found = self._all_at_once(block, starts, ends)
+        if found is None:
+            found = self._one_by_one(block, starts, ends)
+        self._record += found.seen
+        return found
+
+    def finish(self) -> None:
+        """Raise where every record of a short source lacked the field."""
+        self._rows.finish()
+
+    def _few_at_once(self, block: Block) -> Records | None:
+        """The same as below of a few lines, as most of very many files have; arrays cost more than they save."""
+        if len(block.data) > _FEW_BYTES or block.data.count(b"\n") > _FEW_LINES:
+            return None
+        lines = block.data.removesuffix(b"\n").split(b"\n")
+        most = self._rules.limits.record_bytes
+        if not all(
+            1 < len(line) <= most and line[0] == _OPEN and line[-1] == _CLOSE for line in lines
+        ):
+            return None
+        values = self._rows.lines(block.data)
+        if values is None or len(values) != len(lines):
+            return None
+        starts = itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=block.offset)
+        records = list(range(self._record, self._record + len(values)))
+        return Records(values=values, records=records, offsets=list(starts), seen=len(values))
+
+    def _all_at_once(
+        self, block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> Records | None:
+        """The records of a block without any fault; None where there might be one."""
+        data = np.frombuffer(block.data, np.uint8)
+        # Lines that begin with { and end with } hold whole values: none can go on in the next.
+        if not (
+            len(starts)
+            and (ends - starts).min() >= 2
+            and (ends - starts).max() <= self._rules.limits.record_bytes
+            and (data[starts] == _OPEN).all()
+            and (data[ends - 1] == _CLOSE).all()
+        ):
+            return None
+        values = self._rows.lines(block.data)
+        if values is None or len(values) != len(starts):
+            return None
+        return Records(
+            values=values,
+            records=list(range(self._record, self._record + len(values))),
+            offsets=(starts + block.offset).tolist(),
+            seen=len(values),
+        )
+
+    def _one_by_one(
+        self, block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> Records:
+        found = Records(seen=len(starts))
+        if block.data.isspace():
+            return found  # millions of empty lines, with or without CR
+        numbers = np.flatnonzero(ends > starts)
+        lines = zip(numbers.tolist(), starts[numbers].tolist(), ends[numbers].tolist(), strict=True)
+        for number, start, end in lines:
+            line = block.data[start:end]
+            if not line.strip():
+                continue
+            record, offset = self._record + number, block.offset + start
+            value = self._rows.one(record, offset, line)
+            if isinstance(value, BadRecord):
+                found.bad.append(value)
+            else:
+                found.values.append(value)
+                found.records.append(record)
+                found.offsets.append(offset)
+        return found
+
+
+def _line_bounds(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each line begins and ends (before its newline)."""
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
+    starts = np.empty(len(ends) + 1, np.int64)
+    starts[0] = 0
+    starts[1:] = ends + 1
+    if starts[-1] < len(data):
+        ends = np.append(ends, len(data))
+    else:
+        starts = starts[:-1]
+    return starts, ends

@@ -1,0 +1,493 @@
+"""Parquet and Arrow: columnar files, read a bounded number of rows at a time.
+
+Parts meet where row groups (Parquet) or record batches (Arrow) begin. This module loads pyarrow,
+and is itself loaded when the first such file is opened.
+"""
+
+import mmap
+import os
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, BinaryIO, Protocol, Self, cast, final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from batchloom.core.addresses import is_url
+from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import InputError, RecordError
+from batchloom.core.wording import BYTES_REMEDY
+from batchloom.sources.files import BOMB_BYTES, BOMB_RATIO, OnceRead, ReadRules, Source, path_here
+from batchloom.sources.formats.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, messages
+from batchloom.sources.formats.arrow_values import binary_type, plain_batch, text_type
+from batchloom.sources.formats.parquet_footer import read_row_groups
+from batchloom.sources.formats.record_faults import (
+    SNIPPET_BYTES,
+    around,
+    missing_field,
+    snippet,
+    too_large,
+)
+
+_BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 2048
+_BUFFER = 256 << 10
+# A record batch above this is mapped rather than read into memory.
+_MAPPED_BYTES = 64 << 20
+
+
+@final
+class Table:
+    """An open Parquet or Arrow file; use as a context manager.
+
+    Args:
+        source: the file.
+        file: its bytes, which are closed with the table.
+
+    Attributes:
+        source: the file.
+        starts: byte offset of each group of rows, ascending; a single 0 where they cannot be
+            told apart by their place.
+        rows: rows of each of these groups; None where only reading them tells.
+        consumed: bytes of the file before the group that is read.
+
+    Raises:
+        InputError: it is broken, cut short, encrypted or of no such format.
+    """
+
+    def __init__(self, source: Source, file: BinaryIO) -> None:
+        self.source, self.consumed = source, 0
+        self._file = file
+        if is_url(source.path):
+            self._file = cast("BinaryIO", _Remembering(self._file))
+        with _named(source, self._file):
+            self._groups: _Groups = (
+                _ParquetGroups(self._file, source.size)
+                if source.kind == "parquet"
+                else _ArrowGroups(self._file, source)
+            )
+            _check_names(source, self._groups.schema.names)
+        self.starts, self.rows = self._groups.starts, self._groups.rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def read(self, start: int, stop: int, rules: ReadRules) -> Iterator[Records]:
+        """The records of all groups that begin in bytes [start, stop).
+
+        Raises:
+            RecordError: the text field is no column of text.
+            InputError: the file is broken.
+        """
+        field = rules.text_field
+        if field is not None:
+            self._check_text(field)
+        first, last = bisect_left(self.starts, start), bisect_left(self.starts, stop)
+        record = 0
+        with _named(self.source, self._file):
+            for offset, batch in self._groups.batches(first, last, field):
+                self.consumed = max(0, offset - start)
+                rows = _rows_at_once(batch)
+                for at in range(0, batch.num_rows, rows):
+                    piece = batch.slice(at, rows)
+                    found = (
+                        _rows(plain_batch(piece), record, offset, rules.limits.record_bytes)
+                        if field is None
+                        else _texts(piece.column(0), record, offset, rules.limits.record_bytes)
+                    )
+                    record += piece.num_rows
+                    yield found
+
+    def _check_text(self, field: str) -> None:
+        schema = self._groups.schema
+        if field not in schema.names:
+            raise RecordError(self.source.name, None, None, missing_field(field, schema.names))
+        kind = schema.field(field).type
+        if not text_type(kind):
+            others = [one.name for one in schema if text_type(one.type)]
+            hint = f"; --text-field {others[0]!r} does" if others else ""
+            hint = f"; {BYTES_REMEDY}" if binary_type(kind) else hint
+            raise RecordError(
+                self.source.name, None, None, f"column {field!r} holds {kind}, not text{hint}"
+            )
+
+
+class _Groups(Protocol):
+    """What a columnar file gives: ``schema``, ``starts``, ``rows`` and ``batches``."""
+
+    schema: pa.Schema
+    starts: list[int]
+    rows: list[int] | None
+
+    def batches(
+        self, first: int, last: int, field: str | None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Record batches of groups [first, last), each with the offset of its group."""
+
+
+@final
+class _ParquetGroups:
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = pq.ParquetFile(
+            file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
+        )
+        self.schema: pa.Schema = self._file.schema_arrow
+        self._row_groups = read_row_groups(file, size)
+        unpacked = sum(group.unpacked for group in self._row_groups)
+        if unpacked > max(BOMB_BYTES, BOMB_RATIO * size):
+            raise ValueError(
+                f"it unpacks to {unpacked:,} bytes, more than {BOMB_RATIO:,} times its size, as a zip bomb does"
+            )
+        starts = [group.start for group in self._row_groups]
+        ordered = all(a < b for a, b in pairwise(starts))
+        self.starts = starts if ordered and all(0 < at < size for at in starts) else [0]
+        rows = [group.rows for group in self._row_groups]
+        self.rows: list[int] | None = rows if len(rows) == len(self.starts) else [sum(rows)]
+
+    def batches(
+        self, first: int, last: int, field: str | None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        groups = range(first, last)
+        if len(self.starts) != len(self._row_groups):
+            groups = range(len(self._row_groups) if first == 0 < last else 0)
+        for group in groups:
+            offset = self.starts[group] if len(self.starts) == len(self._row_groups) else 0
+            meta = self._row_groups[group]
+            if not meta.rows:
+                continue
+            average = max(1, meta.unpacked // meta.rows)
+            batches = self._file.iter_batches(
+                batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)),
+                row_groups=[group],
+                columns=None if field is None else [field],
+                use_threads=False,
+            )
+            for batch in batches:
+                yield offset, batch
+
+
+@final
+class _ArrowGroups:
+    """Record batches of an IPC file or stream.
+
+    Both are read as streams, messages found by their headers: of a file object of Python ``open_file`` reads the
+    directory in a thread, which ends the process where it lets go of that object while the interpreter exits.
+    """
+
+    def __init__(self, file: BinaryIO, source: Source) -> None:
+        self._raw = file
+        self._is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
+        self._found = messages(file, source.size)
+        if not self._found:
+            raise ValueError("it has no schema")
+        large = max(one.body for one in self._found) > _MAPPED_BYTES
+        here = path_here(source.path, source.size) if source.member is None else None
+        self._mapped = _mapped(here) if large and here else None
+        self._starts = [one.start for one in self._found if one.kind == BATCH]
+        # Also where it cannot be mapped: where a file lies decides no part.
+        apart = self._is_file or not large or source.member is not None
+        self.schema: pa.Schema = pa.ipc.open_stream(self._chained(0, 0)).schema
+        self.starts = self._starts if apart and self._starts else [0]
+        self.rows: list[int] | None = None
+
+    def batches(
+        self, first: int, last: int, field: str | None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        if first >= last or not self._starts:
+            return
+        for offset, read in self._readers(first, last, field):
+            batch = read()
+            batch = batch if field is None else batch.select([field])
+            # Nothing but this keeps a damaged file from being read beyond its buffers.
+            batch.validate(full=self._mapped is None)
+            if self._mapped is None:
+                yield offset, batch
+            else:
+                yield from self._pieces(offset, batch)
+
+    def _pieces(self, offset: int, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """A mapped batch piece by piece, each with no other of them in memory."""
+        rows = _rows_at_once(batch)
+        for at in range(0, batch.num_rows, rows):
+            piece = batch.slice(at, rows)
+            piece.validate(full=True)
+            yield offset, piece
+            if self._mapped is not None:
+                self._mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _readers(
+        self, first: int, last: int, field: str | None
+    ) -> Iterator[tuple[int, Callable[[], pa.RecordBatch]]]:
+        # Of some columns alone even a mapped batch is copied.
+        some = field is not None and self._mapped is None
+        only = [self.schema.names.index(field)] if field is not None and some else None
+        options = pa.ipc.IpcReadOptions(included_fields=only, use_threads=False)
+        if self._mapped is not None and self._is_file:
+            opened = pa.ipc.open_file(pa.py_buffer(self._mapped), options=options)
+            if opened.num_record_batches != len(self._starts):
+                raise ValueError("its directory does not match its record batches")
+            for at in range(first, last):
+                yield self.starts[at], lambda at=at: opened.get_batch(at)  # type: ignore[misc]
+            return
+        apart = self.starts == self._starts
+        whole = self._mapped is not None or not apart
+        stream = pa.ipc.open_stream(
+            self._whole() if whole else self._chained(first, last), options=options
+        )
+        for start in self._starts[first:last] if apart else self._starts:
+            yield (start if apart else 0), stream.read_next_batch
+
+    def _whole(self) -> Any:
+        if self._mapped is not None:
+            return pa.py_buffer(self._mapped)
+        self._raw.seek(0)
+        return self._raw
+
+    def _chained(self, first: int, last: int) -> BinaryIO:
+        """A stream of the schema, all dictionaries needed, and batches [first, last)."""
+        if first == last:
+            return cast(
+                "BinaryIO", _Stretches(self._raw, [(self._found[0].start, self._found[0].stop)])
+            )
+        start = self._starts[first]
+        stop = self._starts[last] if last < len(self._starts) else self._found[-1].stop
+        before = [one for one in self._found if one.start < start and one.kind != BATCH]
+        head = [(one.start, one.stop) for one in before]
+        within = [
+            one
+            for one in self._found
+            if start <= one.start < stop and one.kind in (BATCH, DICTIONARY)
+        ]
+        stretches = head + [(one.start, one.stop) for one in within]
+        return cast("BinaryIO", _Stretches(self._raw, stretches))
+
+
+def _mapped(path: str) -> mmap.mmap:
+    with open(path, "rb") as file:  # noqa: PTH123 - a string stays a string
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@final
+class _Stretches(OnceRead):
+    """Stretches of a file one after the other, as one file."""
+
+    def __init__(self, file: BinaryIO, stretches: list[tuple[int, int]]) -> None:
+        self._file, self._left = file, stretches[::-1]
+
+    def read(self, size: int | None = -1) -> bytes:
+        pieces, size = [], -1 if size is None else size
+        while size and self._left:
+            start, stop = self._left.pop()
+            self._file.seek(start)
+            data = self._file.read(stop - start if size < 0 else min(size, stop - start))
+            if not data:
+                raise EOFError
+            if start + len(data) < stop:
+                self._left.append((start + len(data), stop))
+            pieces.append(data)
+            size = -1 if size < 0 else size - len(data)
+        return b"".join(pieces)
+
+
+@final
+class _Remembering(OnceRead):
+    """A file elsewhere, whose bytes may not come; pyarrow repeats such an error inside of its own.
+
+    Attributes:
+        fault: why bytes did not come; else None.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.fault: InputError | None = None
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            return self._file.read(-1 if size is None else size)
+        except InputError as error:
+            self.fault = error
+            raise
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _rows_at_once(batch: pa.RecordBatch) -> int:
+    average = max(1, batch.nbytes // max(1, batch.num_rows))
+    return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)))
+
+
+def _rows(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
+    count = batch.num_rows
+    large = batch.nbytes > most
+    if large and count > 1:
+        return _each_row(batch, record, offset, most)
+    found = Records(offsets=[offset] * count, seen=count)
+    found.records = list(range(record, record + count))
+    if large:
+        shortened = _shortened(batch, most)
+        if shortened is not None:
+            start = msgspec.json.encode(shortened, enc_hook=str)[:SNIPPET_BYTES]
+            return Records(bad=[too_large(record, offset, start, most)], seen=1)
+    try:
+        found.values = batch.to_pylist()
+    except UnicodeDecodeError:
+        if count > 1:
+            return _each_row(batch, record, offset, most)
+        return Records(bad=[_undecodable(batch, record, offset)], seen=1)
+    if large:
+        # Arrow counts what views share with every row; what the record itself takes is its JSON.
+        data = msgspec.json.encode(found.values[0], enc_hook=str)
+        if len(data) > most:
+            return Records(bad=[too_large(record, offset, data[:SNIPPET_BYTES], most)], seen=1)
+    return found
+
+
+def _undecodable(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
+    """The bad record of a single row with a text that is not UTF-8."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.to_pylist()
+        except UnicodeDecodeError as error:
+            reason = (
+                f"column {name!r}: byte 0x{error.object[error.start]:02x} of a text is not valid UTF-8; write the "
+                "file anew from its source"
+            )
+            return BadRecord(record, offset, None, reason, around(error.object, error.start))
+    raise AssertionError("a row that cannot be decoded has a column that cannot be")
+
+
+def _shortened(row: pa.RecordBatch, most: int) -> dict[str, Any] | None:
+    """A row with a text above ``most`` bytes, by its beginnings alone; None where it has none.
+
+    So a text that cannot be used is not made a second and a third time.
+    """
+    starts = [_beginning(column, most) for column in row.columns]
+    if all(start is None for start in starts):
+        return None
+    columns = [
+        column if start is None else pa.array([start.decode("utf-8", "replace")])
+        for column, start in zip(row.columns, starts, strict=True)
+    ]
+    try:
+        found = pa.RecordBatch.from_arrays(columns, row.schema.names).to_pylist()
+    except UnicodeDecodeError:
+        return {}
+    return cast("dict[str, Any]", found[0])
+
+
+def _each_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
+    whole = Records()
+    for at in range(batch.num_rows):
+        piece = _rows(batch.slice(at, 1), record + at, offset, most)
+        whole.values += piece.values
+        whole.records += piece.records
+        whole.offsets += piece.offsets
+        whole.bad += piece.bad
+        whole.seen += piece.seen
+    return whole
+
+
+def _texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
+    count = len(column)
+    if column.nbytes > most and count == 1 and (start := _beginning(column, most)) is not None:
+        return Records(bad=[too_large(record, offset, start, most)], seen=1)
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        values = plain.cast(pa.large_binary()).to_pylist()
+    good = all(type(value) is str for value in values)
+    if good and (column.nbytes <= most or max(map(len, values)) * 4 <= most):
+        records = list(range(record, record + count))
+        return Records(values=values, records=records, offsets=[offset] * count, seen=count)
+    found = Records(seen=count)
+    for number, value in enumerate(values, record):
+        text = _text(value, number, offset, most)
+        if isinstance(text, BadRecord):
+            found.bad.append(text)
+        else:
+            found.values.append(text)
+            found.records.append(number)
+            found.offsets.append(offset)
+    return found
+
+
+def _beginning(column: pa.Array, most: int) -> bytes | None:
+    """How the one text of a column begins where it is above ``most`` bytes; else None."""
+    plain = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if not plain or (pc.binary_length(column)[0].as_py() or 0) <= most:
+        return None
+    data = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
+    return bytes(pc.binary_slice(data, 0, SNIPPET_BYTES)[0].as_py())
+
+
+def _text(value: str | bytes | None, record: int, offset: int, most: int) -> str | BadRecord:
+    if value is None:
+        return BadRecord(record, offset, None, "the text is null; drop such rows first", "")
+    data = value.encode() if isinstance(value, str) else value
+    if len(data) > most:
+        return too_large(record, offset, data[:SNIPPET_BYTES], most)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        reason = f"byte 0x{data[error.start]:02x} of the text is not valid UTF-8; write the file anew from its source"
+        return BadRecord(record, offset, None, reason, snippet(data))
+
+
+def _check_names(source: Source, names: list[str]) -> None:
+    twice = [repr(name) for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise InputError(
+            f"{source.name} has several columns named {', '.join(twice)}; rename them first."
+        )
+
+
+@contextmanager
+def _named(source: Source, file: "BinaryIO | _Remembering") -> Iterator[None]:
+    """Tell what pyarrow finds wrong with a file as an InputError that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (
+        pa.ArrowException,
+        ValueError,
+        OSError,
+        EOFError,
+        MemoryError,
+    ) as error:
+        if isinstance(file, _Remembering) and file.fault is not None:
+            raise file.fault from None
+        reason = (str(error) or "it is cut short").strip().splitlines()[0].rstrip(".")
+        kind = "Parquet" if source.kind == "parquet" else "Arrow"
+        if "crypt" in reason.lower():
+            raise InputError(
+                f"{source.name} is encrypted, which is not read: write it anew without encryption ({reason})."
+            ) from error
+        raise InputError(
+            f"{source.name} is no sound {kind} file ({reason[:1].lower()}{reason[1:]}); fetch or write it anew, or "
+            "leave it out."
+        ) from error

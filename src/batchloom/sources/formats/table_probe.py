@@ -1,0 +1,169 @@
+"""Opening Parquet and Arrow files in a process of its own, which a crash of their parser may end.
+
+pyarrow is native code: a damaged file can end its process without an exception. A worker's death is
+reported by its coordinator. Every other process has each table opened, and its first rows read, by
+a probe process before it opens the table itself. The probe asks for the bytes it needs, so a remote
+file is transferred once.
+"""
+
+import atexit
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.spawn import get_executable
+from typing import BinaryIO, cast, final
+
+from batchloom.core.errors import InputError
+from batchloom.core.worker_process import is_worker
+from batchloom.sources.files import OnceRead, ReadRules, Source
+
+# The search path is set before anything of batchloom is imported.
+_START = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from batchloom.sources.formats.table_probe import main; main(int(sys.argv[1]))"
+)
+
+
+def require_no_crash(source: Source, file: BinaryIO) -> None:
+    """Make sure that opening a table ends no process; a worker needs no such proof.
+
+    Faults that pyarrow reports as exceptions pass: the caller meets them again.
+
+    Args:
+        source: the table.
+        file: its bytes; left at their beginning.
+
+    Raises:
+        InputError: the parser of the table crashed, or the file cannot be read.
+    """
+    if not is_worker():
+        _probe.check(source, file)
+        file.seek(0)
+
+
+@final
+class _Probe:
+    """The probe process of this process, started for the first table."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._survived: set[tuple[str, int, int]] = set()
+        self._lock = threading.Lock()
+
+    def check(self, source: Source, file: BinaryIO) -> None:
+        key = (source.path, source.size, source.mtime_ns)
+        with self._lock:
+            if key in self._survived:
+                return
+            status = self._ask(source, file)
+            if status is not None:
+                raise InputError(
+                    f"{source.name} is damaged: the parser of {source.kind} files crashed on it ({_describe(status)}). "
+                    "Write the file again from its source, or leave it out."
+                )
+            self._survived.add(key)
+
+    def _ask(self, source: Source, file: BinaryIO) -> int | None:
+        """Have a table opened; return the exit status of the process if it ended by that."""
+        if self._process is None or self._pipe is None:
+            self._process, self._pipe = _start()
+            atexit.register(self.close)
+        try:
+            self._pipe.send(source)
+            # Both processes import pyarrow at the same time.
+            importlib.import_module("batchloom.sources.formats.table_format")
+            while (request := self._pipe.recv()) is not None:
+                offset, size = request
+                file.seek(offset)
+                self._pipe.send_bytes(file.read(size))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            status = self._process.wait()
+            self.close()
+            return status
+        except BaseException:
+            self.close()  # the probe waits for bytes that do not come
+            raise
+        return None
+
+    def close(self) -> None:
+        """End the probe process."""
+        if self._process is not None and self._pipe is not None:
+            self._pipe.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = self._pipe = None
+            atexit.unregister(self.close)
+
+
+_probe = _Probe()
+
+
+def _start() -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a probe process; return it with the pipe that it answers on."""
+    warnings = (f"-W{option}" for option in sys.warnoptions)
+    path = (entry for entry in sys.path if isinstance(entry, str))
+    ours, theirs = Pipe()
+    with theirs:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter
+            [os.fsdecode(get_executable()), *warnings, "-c", _START, str(theirs.fileno()), *path],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            # A Ctrl-C of the terminal is for the command, which ends its probe.
+            process_group=0,
+        )
+    return process, ours
+
+
+def _describe(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
+
+
+@final
+class _RequestedFile(OnceRead):
+    """A file whose bytes are asked for through a pipe."""
+
+    def __init__(self, pipe: Connection, size: int) -> None:
+        self._pipe, self._size, self._position = pipe, size, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._position)
+        self._pipe.send((self._position, left if size is None or size < 0 else min(size, left)))
+        data = self._pipe.recv_bytes()
+        self._position += len(data)
+        return data
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+def main(descriptor: int) -> None:
+    """Open the tables that arrive through a pipe, and answer each, until the pipe closes."""
+    from batchloom.sources.formats.table_format import Table  # noqa: PLC0415 - loads pyarrow
+
+    with Connection(descriptor) as pipe:
+        while True:
+            try:
+                source = pipe.recv()
+            except EOFError:
+                return
+            file = cast("BinaryIO", _RequestedFile(pipe, source.size))
+            with contextlib.suppress(Exception), Table(source, file) as table:
+                first = table.starts[0]
+                next(table.read(first, first + 1, ReadRules(text_field=None)), None)
+            pipe.send(None)

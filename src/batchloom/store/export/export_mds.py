@@ -1,0 +1,140 @@
+"""The way out to mosaicml-streaming: MDS shards, written here byte for byte as MDSWriter does.
+
+A shard: u32 samples N; u32 where each sample begins, and the end [N + 1]; the JSON of its
+columns; the samples. A sample: the u32 size of each column without a fixed one, then the values.
+Source: streaming/base/format/mds (writer.py, encodings.py), version 2. Writing it takes neither
+that package nor the torchvision it imports.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from batchloom.core.errors import InputError
+from batchloom.store.format import SIDE_NAMES
+from batchloom.store.read import Store, Stretch, int32_ids, walk
+from batchloom.store.write import write_file, write_pieces
+
+Tick = Callable[[int], None]
+
+_SHARD_BYTES = 1 << 26
+_MOST_BYTES = 2**32 - 1
+
+
+def export_mds(store: Store, folder: Path, tick: Tick) -> list[str]:
+    """MDS shards of about 64 MiB and their ``index.json``.
+
+    Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 where masked; ``source`` str
+    and ``record`` int; of preferences ``side`` str and ``pair`` int.
+
+    Raises:
+        InputError: a document too long for the format.
+        OutputError: nothing can be written.
+    """
+    columns: dict[str, tuple[str, int | None]] = {"input_ids": ("ndarray:int32", None)}
+    if store.masked:
+        columns["loss_mask"] = ("ndarray:uint8", None)
+    if store.manifest is not None:
+        columns["source"] = "str", None
+    if store.preferences:
+        columns["side"] = "str", None
+    # Columns of one size stand behind the others: a sample is sizes, then texts, then numbers.
+    if store.manifest is not None:
+        columns["record"] = "int", 8
+    if store.preferences:
+        columns["pair"] = "int", 8
+    shards = _Shards(folder, columns)
+    sources = store.manifest.sources if store.manifest else ()
+    names = [source.name.encode() for source in sources]
+    for stretch in walk(store):
+        for sample in _samples(stretch, names):
+            shards.add(sample)
+        tick(len(stretch.lengths))
+    shards.finish()
+    return []
+
+
+def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
+    stops = np.cumsum(stretch.lengths).tolist()
+    ids = int32_ids(stretch.ids).astype("<i4").tobytes()
+    flags = None if stretch.trained is None else stretch.trained.tobytes()
+    sources = None if stretch.sources is None else stretch.sources.tolist()
+    records = b"" if stretch.records is None else stretch.records.astype("<i8").tobytes()
+    sides = None if stretch.sides is None else stretch.sides.sides.tolist()
+    pairs = b"" if stretch.sides is None else stretch.sides.pairs.astype("<i8").tobytes()
+    samples = []
+    for number, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
+        shape = _shape(stop - start)
+        values = [shape + ids[4 * start : 4 * stop]]
+        if flags is not None:
+            values.append(shape + flags[start:stop])
+        if sources is not None:
+            values.append(names[sources[number]])
+        if sides is not None:
+            values.append(SIDE_NAMES[sides[number]].encode())
+        sizes = list(map(len, values))
+        if sum(sizes) > _MOST_BYTES - _SHARD_BYTES:
+            raise InputError(
+                f"A document of {stop - start:,} tokens is too long for an MDS shard, which ends at 4 GiB; give "
+                "--to megatron or parquet."
+            )
+        head = [size.to_bytes(4, "little") for size in sizes]
+        fixed = slice(8 * number, 8 * number + 8)
+        samples.append(b"".join([*head, *values, records[fixed], pairs[fixed]]))
+    return samples
+
+
+def _shape(size: int) -> bytes:
+    """What stands before a one-dimensional array: dimensions and the width of its size, its size."""
+    code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
+    return bytes([1 << 2 | code]) + size.to_bytes(1 << code, "little")
+
+
+@final
+class _Shards:
+    def __init__(self, folder: Path, columns: dict[str, tuple[str, int | None]]) -> None:
+        self._folder = folder
+        self._config = {
+            "column_encodings": [encoding for encoding, _ in columns.values()],
+            "column_names": list(columns),
+            "column_sizes": [size for _, size in columns.values()],
+            "compression": None,
+            "format": "mds",
+            "hashes": [],
+            "size_limit": _SHARD_BYTES,
+            "version": 2,
+        }
+        self._head = json.dumps(self._config, sort_keys=True).encode()
+        self._samples: list[bytes] = []
+        self._bytes = 0
+        self._entries: list[dict[str, Any]] = []
+
+    def add(self, sample: bytes) -> None:
+        """Add a sample; a full shard is written."""
+        size = len(sample) + 4
+        if self._samples and 8 + len(self._head) + self._bytes + size > _SHARD_BYTES:
+            self._flush()
+        self._samples.append(sample)
+        self._bytes += size
+
+    def finish(self) -> None:
+        """Write the last shard and the index of all."""
+        if self._samples:
+            self._flush()
+        index = {"shards": self._entries, "version": 2}
+        write_file(self._folder / "index.json", json.dumps(index, sort_keys=True).encode())
+
+    def _flush(self) -> None:
+        name = f"shard.{len(self._entries):05d}.mds"
+        count = len(self._samples)
+        offsets = np.zeros(count + 1, np.int64)
+        np.cumsum([len(sample) for sample in self._samples], out=offsets[1:])
+        offsets += 4 + 4 * (count + 1) + len(self._head)
+        head = np.array([count], "<u4").tobytes() + offsets.astype("<u4").tobytes() + self._head
+        write_pieces(self._folder / name, [head, *self._samples])
+        data = {"basename": name, "bytes": int(offsets[-1]), "hashes": {}}
+        self._entries.append({**self._config, "raw_data": data, "samples": count, "zip_data": None})
+        self._samples, self._bytes = [], 0

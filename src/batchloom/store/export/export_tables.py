@@ -1,0 +1,104 @@
+"""Ways out as tables: Parquet files, and a folder as ``datasets.Dataset.save_to_disk`` writes it."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchloom.store.format import SIDE_NAMES
+from batchloom.store.read import Store, Stretch, int32_ids, walk
+from batchloom.store.write import write_file, writing
+
+Tick = Callable[[int], None]
+
+
+def export_parquet(store: Store, folder: Path, tick: Tick) -> list[str]:
+    """A Parquet file a shard: ``input_ids`` list<int32>, ``loss_mask`` list<int8> where masked, origins.
+
+    Of preferences also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``).
+
+    Raises:
+        OutputError: nothing can be written.
+    """
+    name, schema = store.split or store.path.name, _schema(store)
+    for number in range(store.shards):
+        path = folder / f"{name}-{number:05d}-of-{store.shards:05d}.parquet"
+        # Ids of a vocabulary do not fit a dictionary page: looking for one takes longer than all else.
+        options = {"compression": "zstd", "use_dictionary": ["source", "side"]}
+        with _synced(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
+            for table in _tables(store, number, schema, tick):
+                writer.write_table(table)
+    return []
+
+
+def export_hf(store: Store, folder: Path, tick: Tick) -> list[str]:
+    """What ``datasets.load_from_disk`` opens: an Arrow stream a shard, and two small JSON files.
+
+    Raises:
+        OutputError: nothing can be written.
+    """
+    schema, names = _schema(store), []
+    for number in range(store.shards):
+        names.append(f"data-{number:05d}-of-{store.shards:05d}.arrow")
+        path = folder / names[-1]
+        with _synced(path) as file, pa.ipc.new_stream(file, schema) as writer:
+            for table in _tables(store, number, schema, tick):
+                writer.write_table(table)
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": name} for name in names],
+        "_fingerprint": store.fingerprint,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": store.split or None,
+    }
+    # Without features in it, `datasets` takes the columns' types from the Arrow schema.
+    write_file(folder / "dataset_info.json", b"{}\n")
+    write_file(folder / "state.json", json.dumps(state, indent=1).encode() + b"\n")
+    return []
+
+
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[IO[bytes]]:
+    with writing(path), path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _schema(store: Store) -> pa.Schema:
+    fields = [("input_ids", pa.list_(pa.int32()))]
+    if store.masked:
+        fields.append(("loss_mask", pa.list_(pa.int8())))
+    if store.manifest is not None:
+        fields += [("source", pa.string()), ("record", pa.int64())]
+    if store.preferences:
+        fields += [("pair", pa.int64()), ("side", pa.string())]
+    return pa.schema(fields)
+
+
+def _tables(store: Store, shard: int, schema: pa.Schema, tick: Tick) -> Iterator[pa.Table]:
+    names = pa.array([source.name for source in store.manifest.sources] if store.manifest else [])
+    for stretch in walk(store, shard):
+        yield pa.Table.from_arrays(_columns(stretch, names), schema=schema)
+        tick(len(stretch.lengths))
+
+
+def _columns(stretch: Stretch, names: pa.Array) -> list[pa.Array]:
+    bounds = pa.array(np.concatenate([[0], np.cumsum(stretch.lengths)]), pa.int32())
+    columns = [pa.ListArray.from_arrays(bounds, pa.array(int32_ids(stretch.ids)))]
+    if stretch.trained is not None:
+        columns.append(pa.ListArray.from_arrays(bounds, pa.array(stretch.trained.view(np.int8))))
+    if stretch.sources is not None:
+        columns += [names.take(pa.array(stretch.sources)), pa.array(stretch.records)]
+    if stretch.sides is not None:
+        columns.append(pa.array(stretch.sides.pairs.astype(np.int64)))
+        columns.append(pa.array(SIDE_NAMES).take(pa.array(stretch.sides.sides)))
+    return columns

@@ -1,0 +1,169 @@
+"""``export``: the ways out of a store, each written aside and renamed as a whole."""
+
+import contextlib
+import importlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from batchloom.core.errors import InputError, StoreConflictError
+from batchloom.core.locks import lock_alone
+from batchloom.core.partial_files import ASIDE
+from batchloom.core.settings import nearest, raise_problems
+from batchloom.store.export.export_mds import export_mds
+from batchloom.store.export.export_tokens import export_flat, export_merged, export_shards
+from batchloom.store.read import Store, open_store, refuse_media
+from batchloom.store.write import make_folder, sync_folder, writing
+
+Target = Literal["megatron", "flat", "parquet", "hf", "mds"]
+TARGETS = ("megatron", "flat", "parquet", "hf", "mds")
+_SYNTHETIC_NOTE = (
+    "source=synthetic: these documents are made up, and what was exported does not say so as their store does. Keep "
+    "it apart from real data."
+)
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the folder.
+        to: the target.
+        documents: documents in it.
+        tokens: their tokens.
+        files: number of files.
+        bytes: their bytes.
+        notes: what the target cannot hold, one sentence each.
+    """
+
+    path: Path
+    to: str
+    documents: int
+    tokens: int
+    files: int
+    bytes: int
+    notes: tuple[str, ...]
+
+
+def export_store(
+    path: str | os.PathLike[str],
+    *,
+    to: Target,
+    out: str | os.PathLike[str],
+    split: str = "train",
+    merge: str | None = None,
+    generation: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Exported:
+    """Write one subset of a store (or a bare prefix) in a form that others read.
+
+    Streams in bounded memory. The folder appears as a whole or not at all.
+
+    Args:
+        path: a store's folder or a Megatron prefix.
+        to: ``megatron`` (every shard as it is, by hard link where possible; with ``merge`` one
+            prefix), ``flat`` (one file of ids and a JSON that says what they are), ``parquet``,
+            ``hf`` (for ``datasets.load_from_disk``) or ``mds`` (for mosaicml-streaming).
+        out: the folder to write; it must not exist, or be empty.
+        split: the subset.
+        merge: with ``megatron``: the name of the one prefix.
+        generation: of the store; None for the newest.
+        progress: is called with the number of documents written since the last call.
+
+    Raises:
+        SettingsError: an unknown target, or a ``merge`` that is no name.
+        StoreMissingError, StoreError, InputError: as :func:`batchloom.open_store`.
+        StoreConflictError: ``out`` is not empty, or another run writes it.
+        OutputError: ``out`` cannot be written.
+    """
+    raise_problems(_problems(to, merge))
+    store, place = open_store(path, split, generation=generation), Path(out)
+    if not store.on_disk:
+        raise InputError(
+            f"{store.path} is made up as it is read, and has no shards to export: write it first (batchloom prepare "
+            f"{store.path} --out STORE), and export that store."
+        )
+    refuse_media(store.manifest, store.place, "an export")
+    tick = progress or (lambda _: None)
+    with _aside(place) as folder:
+        if to == "megatron" and merge is not None:
+            notes = export_merged(store, folder, merge, tick)
+        elif to == "megatron":
+            notes = export_shards(store, folder, tick)
+        elif to == "flat":
+            notes = export_flat(store, folder, tick)
+        else:
+            notes = _writer(to)(store, folder, tick)
+    if store.removed.size:
+        notes = [*notes, f"{store.removed.size:,} removed documents are left out."]
+    if store.synthetic:
+        notes = [*notes, _SYNTHETIC_NOTE]
+    sizes = [one.stat().st_size for one in place.iterdir()]
+    return Exported(place, to, *store.kept, len(sizes), sum(sizes), tuple(notes))
+
+
+def _problems(to: str, merge: str | None) -> list[str]:
+    problems = []
+    if to not in TARGETS:
+        problems.append(f"to: {to!r} is none of {', '.join(TARGETS)}{nearest(str(to), TARGETS)}")
+    if merge is not None and to != "megatron":
+        problems.append(f"merge: names the one prefix of --to megatron; --to {to} has none")
+    if merge is not None and not _NAME.fullmatch(merge):
+        problems.append(f"merge: {merge!r} is no file name of letters, digits, '.', '_' and '-'")
+    return problems
+
+
+def _writer(to: str) -> Callable[[Store, Path, Callable[[int], None]], list[str]]:
+    """The writer of a target; pyarrow is loaded only where it is needed."""
+    if to == "mds":
+        return export_mds
+    tables = importlib.import_module("batchloom.store.export.export_tables")
+    return tables.export_parquet if to == "parquet" else tables.export_hf  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _aside(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that takes its name when all is written, and is deleted otherwise."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StoreConflictError(
+            f"{out} is there already and not empty; choose another --out, or delete it."
+        )
+    folder = out.absolute().with_name(out.absolute().name + ASIDE)
+    make_folder(folder)
+    with _locked(folder, out):
+        with writing(folder):
+            for left in folder.iterdir():
+                left.unlink()
+        try:
+            yield folder
+            sync_folder(folder)
+            with writing(out):
+                folder.replace(out)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    sync_folder(out.absolute().parent)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, out: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with writing(folder):
+            lock_alone(
+                descriptor,
+                folder,
+                busy=lambda: (
+                    f"Another run is exporting into {out}; wait for it, or choose another --out."
+                ),
+                ended=f"Another run that exported into {out} has just ended; give the command again.",
+            )
+        yield
+    finally:
+        os.close(descriptor)

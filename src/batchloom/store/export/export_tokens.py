@@ -1,0 +1,161 @@
+"""Ways out for token ids: Megatron prefixes, shard by shard or merged, and a flat file."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.store.format import index_pieces, mask_pieces
+from batchloom.store.read import Store, Stretch, walk
+from batchloom.store.write import write_file, write_pieces, writing
+
+Tick = Callable[[int], None]
+
+
+def export_shards(store: Store, folder: Path, tick: Tick) -> list[str]:
+    """Every shard as the Megatron prefix it is: hard links, copies where the file system has none.
+
+    Returns:
+        What is lost, one sentence each.
+
+    Raises:
+        OutputError: nothing can be written.
+    """
+    for number, stem in enumerate(store.stems):
+        first, stop = store.removed.searchsorted(store.bounds[number : number + 2]).tolist()
+        if first < stop:
+            _write_shard(store, number, folder / stem.name, tick)
+            continue
+        for suffix in (".bin", ".idx", ".mask"):
+            source = stem.with_name(stem.name + suffix)
+            if suffix != ".mask" or source.is_file():
+                _link_or_copy(source.resolve(), folder / source.name)
+        tick(store.bounds[number + 1] - store.bounds[number])
+    return _lost(store)
+
+
+def _write_shard(store: Store, number: int, stem: Path, tick: Tick) -> None:
+    """A shard without its removed documents, which is nothing where all of them are."""
+    lengths = _kept_lengths(store, *store.bounds[number : number + 2])
+    if not lengths.size:
+        return
+    write_pieces(stem.with_suffix(".idx"), index_pieces(lengths, store.dtype))
+    write_pieces(stem.with_suffix(".bin"), _ids(walk(store, number), tick))
+    flags = np.concatenate([one.trained for one in walk(store, number) if one.trained is not None])
+    if not flags.all():
+        trained = int(np.count_nonzero(flags))
+        write_pieces(stem.with_suffix(".mask"), mask_pieces(flags.size, trained, [flags]))
+
+
+def _kept_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
+    """Lengths of documents ``start`` to ``stop - 1`` without the removed ones."""
+    lengths = store.lengths.slice(start, stop)
+    first, last = store.removed.searchsorted([start, stop])
+    return np.delete(lengths, store.removed[first:last] - start) if first < last else lengths
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    with writing(target):
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            # Another file system, or one without links; copying finds any other fault and names it.
+            shutil.copyfile(source, target)
+            with target.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def export_merged(store: Store, folder: Path, name: str, tick: Tick) -> list[str]:
+    """All shards as one Megatron prefix; gives back what is lost.
+
+    Raises:
+        OutputError: nothing can be written.
+    """
+    lengths = _kept_lengths(store, 0, len(store))
+    write_pieces(folder / f"{name}.idx", index_pieces(lengths, store.dtype))
+    write_pieces(folder / f"{name}.bin", _ids(walk(store), tick))
+    _write_mask(store, folder / f"{name}.mask")
+    return _lost(store)
+
+
+def export_flat(store: Store, folder: Path, tick: Tick) -> list[str]:
+    """All ids back to back in one file, and a small JSON that says what they are; gives back what is lost.
+
+    Raises:
+        OutputError: nothing can be written.
+    """
+    name = store.split or store.path.name
+    ends = _Ends(store.end_id)
+    write_pieces(folder / f"{name}.bin", _ids(ends.watch(walk(store)), tick))
+    _write_mask(store, folder / f"{name}.mask")
+    clear = store.manifest is not None and ends.exact
+    facts = {
+        "dtype": store.dtype.name,
+        "eod": store.end_id if clear else None,
+        "documents": store.kept[0],
+        "tokens": store.kept[1],
+        "vocab_size": store.vocab_size,
+        "tokenizer": store.manifest.tokenizer.name if store.manifest else None,
+    }
+    write_file(folder / f"{name}.json", json.dumps(facts, indent=1).encode() + b"\n")
+    notes = _lost(store)
+    if not clear:
+        notes.append(
+            "Where documents end cannot be told from the flat file: they do not all end with the end token, or hold "
+            "it inside. --to megatron keeps their bounds."
+        )
+    return notes
+
+
+class _Ends:
+    """Whether the end token stands at the end of every document and nowhere else."""
+
+    def __init__(self, end_id: int) -> None:
+        self._end_id = end_id
+        self.exact = True
+
+    def watch(self, found: Iterator[Stretch]) -> Iterator[Stretch]:
+        for stretch in found:
+            marks = stretch.ids == self._end_id
+            lasts = np.cumsum(stretch.lengths) - 1
+            ended = bool((stretch.lengths > 0).all() and marks[lasts].all())
+            self.exact &= ended and int(np.count_nonzero(marks)) == len(lasts)
+            yield stretch
+
+
+def _ids(found: Iterator[Stretch], tick: Tick) -> Iterator[memoryview]:
+    for stretch in found:
+        yield np.ascontiguousarray(stretch.ids).data
+        tick(len(stretch.lengths))
+
+
+def _write_mask(store: Store, path: Path) -> None:
+    if store.trained_tokens < store.kept[1]:
+        write_pieces(path, mask_pieces(store.kept[1], store.trained_tokens, _flags(store)))
+
+
+def _flags(store: Store) -> Iterator[NDArray[np.bool_]]:
+    for stretch in walk(store):
+        if stretch.trained is not None:
+            yield stretch.trained
+
+
+def _lost(store: Store) -> list[str]:
+    """What of a store such files do not hold, or only we read, one sentence each."""
+    notes = []
+    if store.preferences:
+        notes.append(
+            "Which answers are preferred cannot be told from these files: --to parquet, hf or mds keeps pair and side."
+        )
+    masked = store.kept[1] - store.trained_tokens
+    if not masked:
+        return notes
+    note = (
+        f"{masked:,} of {store.kept[1]:,} tokens are not trained. The .mask files say which; batchloom heeds them, "
+        "Megatron and other readers do not."
+    )
+    return [*notes, note]

@@ -1,0 +1,602 @@
+"""The manifest of a store, ``dataset_metadata.json``: written last, read first.
+
+It holds what follows from inputs and recipe alone: no times, speeds, absolute paths or
+worker counts, so that the same job writes the same bytes anywhere.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import xxhash
+from msgspec.structs import replace
+
+from batchloom.core.errors import GenerationError, StoreError
+from batchloom.core.files import NOT_JSON, because, read_regular
+from batchloom.core.fingerprint import fingerprint
+from batchloom.store.format.generation_history import (
+    Count,
+    Digest,
+    GenerationEntry,
+    LayerEntry,
+    Made,
+    RemovedEntry,
+    Size,
+    history_faults,
+    layer_faults,
+    readable,
+)
+from batchloom.store.format.layout import (
+    FORMAT_VERSION,
+    LENGTHS_NAME,
+    LENGTHS_SUMS_NAME,
+    MANIFEST_NAME,
+    SHARD_NAME,
+    SMALL_FILE_LIMIT,
+    SUBSETS,
+    TOKEN_DTYPES,
+    checksum,
+    generation_name,
+    of_generation,
+    removed_name,
+)
+from batchloom.store.format.missing_store import no_store
+from batchloom.store.format.pair_index import PREFERENCES, Preferences
+from batchloom.tokens import Tokenizer
+
+# Elements of lists and objects: memory is bounded by them, for `[]` takes 30 times its two bytes.
+_VALUE_LIMIT = 1 << 25
+_MOST_RECORDS = 1 << 50
+_RESTORE = "restore it from a copy, or prepare the data again"
+_CHECKSUM = re.compile(rb',\n "checksum": "([0-9a-f]{32})"\n}\n\Z')
+_CHECKSUM_BYTES = 64
+
+
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One shard: its name without ending, its counts and the XXH3-128 of each of its files.
+
+    ``mask`` and ``trained`` (tokens) are there only where some token is not trained, ``pairs`` only
+    in stores of preferences, ``bands`` only where documents that are alike were looked for, ``sums`` (the
+    checksum of the head of the ``.sums``) not in older stores, ``media`` only where documents hold media and
+    ``blobs`` only where the store holds the bytes of some: with the sizes of both files, and with ``blobsums``, the
+    checksum of the head of the file of that name.
+    """
+
+    name: str
+    documents: Count
+    tokens: Size
+    bytes: Size
+    bin: Digest
+    idx: Digest
+    docs: Digest
+    mask: Digest | None = None
+    trained: Size | None = None
+    pairs: Digest | None = None
+    bands: Digest | None = None
+    sums: Digest | None = None
+    media: Digest | None = None
+    media_bytes: Count | None = None
+    blobs: Digest | None = None
+    blobs_bytes: Size | None = None
+    blobsums: Digest | None = None
+
+
+class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One subset (``train``, ``val``, ``test``): counts, checksum of its lengths, its shards.
+
+    ``layers`` are left out where all documents are of generation 1; else ``lengths`` is the checksum
+    of the first of them. ``sums`` is the checksum of the head of the ``.sums`` of these lengths, and not in
+    older stores. ``removed`` is there where documents are: they count among the others.
+    """
+
+    documents: Count
+    tokens: Size
+    lengths: Digest
+    shards: tuple[ShardEntry, ...]
+    layers: tuple[LayerEntry, ...] = ()
+    removed: RemovedEntry | None = None
+    sums: Digest | None = None
+
+    @property
+    def all_layers(self) -> tuple[LayerEntry, ...]:
+        """The layers, also where there is but one."""
+        return self.layers or (LayerEntry(1, self.documents, self.lengths, self.sums),)
+
+    @property
+    def length_files(self) -> tuple[str, ...]:
+        """Name of the file of lengths of each layer."""
+        return tuple(of_generation(LENGTHS_NAME, layer.generation) for layer in self.all_layers)
+
+    @property
+    def length_sums_files(self) -> tuple[str, ...]:
+        """Name of the file of checksums of each layer's lengths, which older stores do not have."""
+        return tuple(
+            of_generation(LENGTHS_SUMS_NAME, layer.generation) for layer in self.all_layers
+        )
+
+    @property
+    def removed_file(self) -> str | None:
+        """Name of the file of removed documents; None where none are."""
+        return None if self.removed is None else removed_name(self.removed.generation)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Documents and tokens without what is removed."""
+        gone = self.removed
+        return (
+            self.documents - (gone.documents if gone else 0),
+            self.tokens - (gone.tokens if gone else 0),
+        )
+
+
+class PartEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stretch of a source that one unit read: [start, stop) in bytes, and its records."""
+
+    start: Size
+    stop: Size
+    records: Count
+
+
+class SourceEntry(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
+    """One input file: its name under the inputs, what was read, and how documents end.
+
+    ``hash`` is the XXH3-128 of the digests of its parts, each the XXH3-128 of the part's
+    bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
+    ``detected`` says which columns became documents; empty for text files. ``conversations``
+    says whether the documents are conversations; ``preferences`` whether they are ``pairs`` of a
+    chosen and a rejected answer or answers with ``labels``, and is left out of other files.
+    ``revision`` is the commit of the repository it was read at, and is left out of other files.
+    ``dataset`` is what the input it belongs to was called, and ``weight`` that input's share among
+    the others; both are left out where nobody said so.
+    """
+
+    name: str
+    kind: str
+    bytes: Size
+    hash: str
+    documents: Count
+    tokens: Size
+    bos: str
+    end: str
+    parts: tuple[PartEntry, ...]
+    detected: str = ""
+    conversations: bool = False
+    preferences: str = ""
+    revision: str = ""
+    dataset: str = ""
+    weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer's name and fingerprint, and the engine that encoded."""
+
+    name: str
+    fingerprint: str
+    vocabulary_hash: str
+    vocab_size: Count
+    end_id: int
+    bos_id: int | None
+    engine: str
+    engine_version: str
+
+
+class ProcessorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The class of the processor whose media the documents hold, its fingerprint, and the checksum of its state."""
+
+    name: str
+    fingerprint: str
+    state: str
+
+
+class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What came in and what came out. ``dropped`` counts documents left out, by reason.
+
+    ``further`` counts the documents beyond one a record, kept or dropped, where records gave several.
+    """
+
+    records: Count
+    documents: Count
+    tokens: Size
+    quarantined: Count
+    dropped: dict[str, Count]
+    further: Count = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All of ``dataset_metadata.json``; ``docs/format.md`` gives the meaning of each field.
+
+    ``checksum`` is the XXH3-128 of the file without this field, which is the last one; empty in older stores.
+    """
+
+    format_version: int
+    generation: Count
+    dtype: str
+    tokenizer: TokenizerEntry
+    recipe: dict[str, Any]
+    recipe_fingerprint: str
+    counts: Counts
+    subsets: dict[str, SubsetEntry]
+    subset_overrides: dict[Digest, str]
+    sources: tuple[SourceEntry, ...]
+    history: tuple[GenerationEntry, ...] = ()
+    processor: ProcessorEntry | None = None
+    checksum: str = ""
+
+    @property
+    def all_history(self) -> tuple[GenerationEntry, ...]:
+        """The generations, also where there is but one."""
+        return self.history or (generation_entry(self, "prepared"),)
+
+    @property
+    def readable(self) -> tuple[int, ...]:
+        """Numbers of the generations that can be opened; the last one is this."""
+        return readable(self.all_history)
+
+    def sources_of(self, entry: GenerationEntry) -> tuple[SourceEntry, ...]:
+        """The sources that a generation of the history added."""
+        before = [one.sources for one in self.all_history if one.number < entry.number]
+        return self.sources[before[-1] if before else 0 : entry.sources]
+
+    @property
+    def preferences(self) -> Preferences:
+        """``pairs`` or ``labels`` where the documents are preferences, else empty."""
+        named = {source.preferences for source in self.sources if source.documents}
+        return next((kind for kind in ("pairs", "labels") if kind in named), "")
+
+
+def subset_fingerprint(manifest: Manifest, subset: str) -> str:
+    """Names the content of a subset, not its place; docs/format.md says of what it is made."""
+    entry = manifest.subsets[subset]
+    gone = {"removed": entry.removed.file} if entry.removed else {}
+    return fingerprint(
+        {
+            "format_version": FORMAT_VERSION,
+            "dtype": manifest.dtype,
+            "tokenizer": manifest.tokenizer.fingerprint,
+            "subset": subset,
+            "shards": [
+                [s.documents, s.tokens, s.bin, s.idx]
+                + ([s.mask] if s.mask else [])
+                + ([f"pairs:{s.pairs}"] if s.pairs else [])
+                + ([f"media:{s.media}"] if s.media else [])
+                for s in entry.shards
+            ],
+            **gone,
+        }
+    )
+
+
+def generation_entry(
+    manifest: Manifest, made: Made, selected: tuple[str, ...] = ()
+) -> GenerationEntry:
+    """What the history says of a manifest's own generation.
+
+    Args:
+        manifest: of the generation.
+        made: how it came to be.
+        selected: the names that documents were removed by.
+    """
+    entry = GenerationEntry(
+        number=manifest.generation,
+        made=made,
+        documents={name: entry.kept[0] for name, entry in manifest.subsets.items()},
+        tokens={name: entry.kept[1] for name, entry in manifest.subsets.items()},
+        fingerprints={name: subset_fingerprint(manifest, name) for name in manifest.subsets},
+        sources=len(manifest.sources),
+        selected=selected,
+    )
+    if not entry.reads:
+        return entry
+    return replace(entry, recipe=manifest.recipe, recipe_fingerprint=manifest.recipe_fingerprint)
+
+
+def chosen_fingerprint(whole: str, media: str) -> str:
+    """The fingerprint of the documents of a subset that hold such media; of all where ``media`` is empty."""
+    return fingerprint([whole, {"media": media}]) if media else whole
+
+
+def generation_with(manifest: Manifest, subset: str, named: str, media: str = "") -> int | None:
+    """The first generation in which a subset had this fingerprint; None where it never had.
+
+    Args:
+        manifest: of any later one.
+        subset: its name.
+        named: the fingerprint.
+        media: what the documents hold that it is of; empty for all of the subset.
+    """
+    numbers = [
+        entry.number
+        for entry in manifest.all_history
+        if (whole := entry.fingerprints.get(subset)) and chosen_fingerprint(whole, media) == named
+    ]
+    # Where an old number was compacted away, a newer one of the same content does as well.
+    return next((n for n in numbers if n in manifest.readable), numbers[0] if numbers else None)
+
+
+def tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
+    """What the manifest says of a tokenizer."""
+    return TokenizerEntry(
+        name=tokenizer.name,
+        fingerprint=tokenizer.fingerprint,
+        vocabulary_hash=tokenizer.vocabulary_hash,
+        vocab_size=tokenizer.vocab_size,
+        end_id=tokenizer.end_id,
+        bos_id=tokenizer.bos_id,
+        engine=tokenizer.engine.name,
+        engine_version=tokenizer.engine.version,
+    )
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The manifest as it lies on disk: indented JSON, fields in the order of the class."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def content_checksum(manifest: Manifest) -> str:
+    """Return the XXH3-128 of a manifest's bytes without its own checksum."""
+    return checksum(manifest_bytes(replace(manifest, checksum="")))
+
+
+def seal(manifest: Manifest) -> Manifest:
+    """Give a manifest its checksum; every manifest is sealed before it is written.
+
+    Raises:
+        StoreError: it would be larger than a manifest that can be read.
+    """
+    sealed = replace(manifest, checksum=content_checksum(manifest))
+    size = len(manifest_bytes(sealed))
+    if size > SMALL_FILE_LIMIT:
+        raise StoreError(
+            f"The manifest of this store would have {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} are read. Give "
+            "fewer, larger input files (records of JSON Lines), larger shards (--tokens-per-shard), or make several "
+            "stores."
+        )
+    return sealed
+
+
+def split_checksum(data: bytes) -> tuple[str, str]:
+    """Return the XXH3-128 of a manifest's bytes without its checksum, and the checksum; empty in older stores."""
+    match = _CHECKSUM.search(data[-_CHECKSUM_BYTES:])
+    if match is None:
+        return checksum(data), ""
+    digest = xxhash.xxh3_128(memoryview(data)[: len(data) - len(match[0])])
+    digest.update(b"\n}\n")
+    return digest.hexdigest(), match[1].decode()
+
+
+def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
+    """Read and check the manifest of the store in ``folder``.
+
+    Args:
+        folder: the store.
+        generation: an older one; None for the newest.
+
+    Raises:
+        StoreMissingError: there is no manifest: no store, or one not finished.
+        GenerationError: the generation never was, or was compacted away; names those that are there.
+        StoreError: not JSON, another format version, unknown or missing fields, names that
+            leave the folder, counts that contradict each other.
+    """
+    return manifest_of_generation(partial(_read, folder), folder, generation)
+
+
+def manifest_of_generation(
+    read: Callable[[str], bytes], place: Path | str, generation: int | None, tries: int = 1
+) -> Manifest:
+    """As :func:`read_manifest`, of a store that lies anywhere.
+
+    Args:
+        read: gives the content of a file of the store; raises FileNotFoundError where an older manifest is missing.
+        place: the store, for the words of errors.
+        generation: an older one; None for the newest.
+        tries: how often a manifest is read until it is sound: it may be damaged on its way.
+    """
+    newest = _read_sound(read, place, MANIFEST_NAME, tries)
+    if generation is None or generation == newest.generation:
+        return newest
+    if generation not in newest.readable:
+        raise GenerationError(_no_generation(place, newest, generation))
+    name = generation_name(generation)
+    try:
+        return _read_sound(read, place, name, tries, newest.history[generation - 1].manifest)
+    except FileNotFoundError as error:
+        raise StoreError(f"{place}/{name} is missing; {_RESTORE}.") from error
+
+
+def _read_sound(
+    read: Callable[[str], bytes],
+    place: Path | str,
+    name: str,
+    tries: int,
+    expected: str | None = None,
+) -> Manifest:
+    """Read a manifest, again where it is damaged; ``expected`` is its checksum in a later one."""
+    path = f"{place}/{name}"
+    for left in reversed(range(tries)):
+        data = read(name)
+        if expected is not None and split_checksum(data)[0] != expected:
+            damage = StoreError(f"{path} is not the manifest that generation had; {_RESTORE}.")
+        else:
+            try:
+                return decode_manifest(data, path)
+            except StoreError as error:
+                damage = error
+        if not left:
+            raise damage
+    raise AssertionError("a manifest is read at least once")
+
+
+def _read(folder: Path, name: str) -> bytes:
+    path = folder / name
+    try:
+        return read_regular(path, SMALL_FILE_LIMIT)
+    except FileNotFoundError as error:
+        if name == MANIFEST_NAME:
+            raise no_store(folder) from error
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+
+
+def _no_generation(folder: Path | str, newest: Manifest, generation: int) -> str:
+    have = ", ".join(map(str, newest.readable))
+    if 1 <= generation < newest.generation:
+        last = newest.readable[0]
+        return (
+            f"Generation {generation} of {folder} was compacted away when generation {last} was made; it has: {have}. "
+            "A run on it cannot go on with this store; restore a copy made before, or begin the run anew."
+        )
+    return f"{folder} has no generation {generation}; it has: {have}."
+
+
+def decode_manifest(data: bytes, path: Path | str) -> Manifest:
+    """A manifest from its bytes, checked.
+
+    Args:
+        data: what lies on disk.
+        path: where, for the words of errors.
+
+    Raises:
+        StoreError: as :func:`read_manifest`.
+    """
+    # What the values of a list or an object are separated by, and begin with; more stands in strings.
+    if len(data) > _VALUE_LIMIT and sum(map(data.count, (b",", b"[", b"{"))) > _VALUE_LIMIT:
+        raise StoreError(f"{path} has more than {_VALUE_LIMIT:,} values; {_RESTORE}.")
+    _check_version(data, path)
+    found, stated = split_checksum(data)
+    if stated and found != stated:
+        raise StoreError(
+            f"{path} was changed or damaged: its checksum is {stated}, and its content has {found}; {_RESTORE}."
+        )
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except NOT_JSON as error:
+        raise StoreError(
+            f"{path} is not a manifest of this format: {error}; {_RESTORE}."
+        ) from error
+    if manifest.checksum != stated:
+        raise StoreError(
+            f"{path} was changed or damaged: it does not end with its checksum {manifest.checksum!r}; {_RESTORE}."
+        )
+    for problem in _contradictions(manifest):
+        raise StoreError(f"{path} is damaged: {problem}; {_RESTORE}.")
+    return manifest
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
+def _check_version(data: bytes, path: Path | str) -> None:
+    try:
+        version = msgspec.json.decode(data, type=_Version).format_version
+    except NOT_JSON as error:
+        raise StoreError(f"{path} is not a manifest: {error}; {_RESTORE}.") from error
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{path} has format_version {version}; this batchloom reads {FORMAT_VERSION}. "
+            "Open it with the version that wrote it, or prepare the data again."
+        )
+
+
+def _contradictions(manifest: Manifest) -> list[str]:
+    problems = []
+    tokenizer = manifest.tokenizer
+    if manifest.dtype not in TOKEN_DTYPES:
+        problems.append(f"dtype {manifest.dtype!r} is none of {', '.join(TOKEN_DTYPES)}")
+    itemsize = TOKEN_DTYPES.get(manifest.dtype, TOKEN_DTYPES["int32"]).itemsize
+    for field, value in (("end_id", tokenizer.end_id), ("bos_id", tokenizer.bos_id)):
+        if value is not None and not 0 <= value < tokenizer.vocab_size:
+            problems.append(f"{field} {value} is not of the vocabulary")
+    problems += _mixed(manifest) + _recipe_faults(manifest.recipe)
+    problems += history_faults(manifest.generation, manifest.history, len(manifest.sources))
+    records = sum(part.records for source in manifest.sources for part in source.parts)
+    if records > _MOST_RECORDS:
+        problems.append(f"the parts of its sources have {records} records")
+    for name in (*manifest.subsets, *manifest.subset_overrides.values()):
+        if name not in SUBSETS:
+            problems.append(f"subset {name!r} is none of {', '.join(SUBSETS)}")
+    for name, subset in manifest.subsets.items():
+        for shard in subset.shards:
+            if not SHARD_NAME.fullmatch(shard.name):
+                problems.append(f"shard name {shard.name!r} is not of the form shard_00000")
+            trained = shard.tokens if shard.trained is None else shard.trained
+            half_masked = (shard.mask is None) != (shard.trained is None)
+            if shard.bytes != shard.tokens * itemsize or trained > shard.tokens or half_masked:
+                problems.append(f"{name}/{shard.name} has counts that contradict each other")
+        documents = sum(shard.documents for shard in subset.shards)
+        tokens = sum(shard.tokens for shard in subset.shards)
+        if (documents, tokens) != (subset.documents, subset.tokens):
+            problems.append(
+                f"subset {name!r} says {subset.documents} documents and {subset.tokens} tokens, "
+                f"its shards together {documents} and {tokens}"
+            )
+        problems += [f"subset {name!r} {fault}" for fault in _generation_faults(manifest, subset)]
+    return problems
+
+
+def _recipe_faults(recipe: dict[str, Any]) -> list[str]:
+    """List the groups of a recipe that are of another type than readers take them for."""
+    reading = recipe.get("reading")
+    groups = {
+        "reading": (reading, dict),
+        "reading.media": (reading.get("media") if isinstance(reading, dict) else None, dict),
+        "chat": (recipe.get("chat"), dict),
+        "inputs": (recipe.get("inputs"), list),
+        "sources": (recipe.get("sources"), list),
+    }
+    return [
+        f"recipe.{name} is {type(value).__name__} and not {kind.__name__}"
+        for name, (value, kind) in groups.items()
+        if not isinstance(value, kind | None)
+    ]
+
+
+def _generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
+    """What contradicts itself in a subset's layers and removed documents, one phrase each."""
+    ends = accumulate(shard.documents for shard in subset.shards)
+    faults = layer_faults(manifest.generation, subset.layers, set(ends), subset.documents)
+    gone = subset.removed
+    if gone and not (
+        1 < gone.generation <= manifest.generation
+        and 0 < gone.documents <= subset.documents
+        and 0 <= gone.trained <= gone.tokens <= subset.tokens
+    ):
+        faults.append(f"says {gone.documents} removed documents of {subset.documents}")
+    return faults
+
+
+def _mixed(manifest: Manifest) -> list[str]:
+    """What is wrong with its preferences: a store holds those of one kind and nothing else, or none."""
+    kinds = {source.preferences for source in manifest.sources if source.documents}
+    if strange := sorted(kinds.difference(PREFERENCES)):
+        return [f"preferences {strange[0]!r} are none of pairs and labels"]
+    if len(kinds) > 1:
+        return [
+            f"its sources are of several kinds of preferences ({', '.join(sorted(kind or 'none' for kind in kinds))})"
+        ]
+    wanted = bool(manifest.preferences)
+    return [
+        f"{name}/{shard.name} has {'no' if wanted else 'a'} .pairs file in a store "
+        f"{'of' if wanted else 'without'} preferences"
+        for name, subset in manifest.subsets.items()
+        for shard in subset.shards
+        if (shard.pairs is not None) != wanted
+    ]
+
+
+def recorded_weights(manifest: Manifest | None) -> tuple[tuple[str, float], ...]:
+    """The inputs that were given weights, each with its weight."""
+    sources = manifest.sources if manifest else ()
+    found = {
+        (source.dataset or source.name): source.weight
+        for source in sources
+        if source.weight is not None
+    }
+    return tuple(found.items())

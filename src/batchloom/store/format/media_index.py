@@ -1,0 +1,311 @@
+r"""The ``.media`` file: the images and sounds of a shard's documents; and ``.blobs``, the bytes of those it holds.
+
+Layout (little-endian): 8 bytes ``BLMEDIA\0``; u64 version 1; u64 media M; u64 bytes of places P; then M rows of
+96 bytes in the order of documents and of tokens in them; then P bytes of UTF-8. A row is: digest u64 [2] (low half,
+high half; of size and edges, ``media/media_content.py``), u64 size of the medium's file, u64 where its bytes begin in
+``.blobs`` (2**64 - 1 where it is named only), u64 where its place begins among those of the file, facts u64 [3] (of
+an image width, height, animated; of a sound samples, rate, channels; of a frame of a video width, height,
+microseconds from its beginning), grid u32 [3] (patches in time, height and width, or zeros), u32 bytes of its place,
+u32 document in the shard, u32 its first token in the document, u32 its tokens, u8 kind (0 image, 1 audio, 2 a frame of
+a video), three zeros. ``.blobs`` is the bytes of media back to back, equal ones once, without a header; ``.blobsums``
+is to it what ``.sums`` is to ``.bin`` (``store/format/block_checksums.py``): it can be checked in stretches.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.core.files import because
+from batchloom.core.medium import KINDS, AudioFacts, Facts, FrameFacts, ImageFacts, Kind
+from batchloom.store.format.file_header import CHECK, HEADER, read_header
+from batchloom.store.format.megatron_index import map_file
+
+MAGIC = b"BLMEDIA\x00"
+NOT_HELD = (1 << 64) - 1
+ROW = np.dtype(
+    [
+        ("digest", "<u8", (2,)),
+        ("size", "<u8"),
+        ("blob", "<u8"),
+        ("place", "<u8"),
+        ("facts", "<u8", (3,)),
+        ("grid", "<u4", (3,)),
+        ("place_size", "<u4"),
+        ("document", "<u4"),
+        ("start", "<u4"),
+        ("tokens", "<u4"),
+        ("kind", "u1"),
+        ("zeros", "u1", (3,)),
+    ]
+)
+_PIECE = 8 << 20
+
+
+class StoredMedium(NamedTuple):
+    """A medium of a stored document.
+
+    Attributes:
+        document: number of the document.
+        kind: ``image``, ``audio``, or ``video``: one frame of it.
+        start: its first token inside the document.
+        tokens: how many stand for it.
+        grid: its patches in time, height and width; zeros where the model asks for none.
+        facts: what its header said.
+        place: its path or URL as the record had it; empty where the record held its bytes.
+        size: bytes of its file.
+        digest: what tells it from others, 16 bytes.
+        blob: where its bytes are; None where the store names it only.
+    """
+
+    document: int
+    kind: Kind
+    start: int
+    tokens: int
+    grid: tuple[int, int, int]
+    facts: Facts
+    place: str
+    size: int
+    digest: bytes
+    blob: tuple[Path, int] | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MediaRows:
+    """The media of some documents.
+
+    Attributes:
+        rows: in the order of their documents [M] of ``ROW``.
+        places: their paths and URLs, back to back.
+    """
+
+    rows: NDArray[np.void]
+    places: Any
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of(self, document: int) -> tuple[int, int]:
+        """The first row of a document, and one behind its last."""
+        documents = self.rows["document"]
+        return (
+            int(np.searchsorted(documents, document, side="left")),
+            int(np.searchsorted(documents, document, side="right")),
+        )
+
+    def place(self, row: int) -> str:
+        """The path or URL of a medium."""
+        begin = int(self.rows["place"][row])
+        data = bytes(self.places[begin : begin + int(self.rows["place_size"][row])])
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise StoreError(
+                f"The place of a medium is no UTF-8: its file is damaged. {CHECK}"
+            ) from error
+
+    def take(self, documents: NDArray[np.int64]) -> "MediaRows":
+        """Those of some documents, ascending [D], which are numbered by their places among these."""
+        at = np.searchsorted(documents, self.rows["document"])
+        kept = at < len(documents)
+        kept[kept] = documents[at[kept]] == self.rows["document"][kept]
+        rows = self.rows[kept].copy()
+        rows["document"] = at[kept]
+        texts = [bytes(self.places[a : a + n]) for a, n in _stretches(rows)]
+        sizes = rows["place_size"].astype(np.uint64)
+        rows["place"] = np.cumsum(sizes) - sizes
+        return MediaRows(rows, b"".join(texts))
+
+    def to_bytes(self) -> bytes:
+        """The whole ``.media`` file."""
+        header = HEADER.pack(MAGIC, 1, len(self.rows), len(self.places))
+        return header + self.rows.tobytes() + bytes(self.places)
+
+
+def _stretches(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
+    return zip(rows["place"].tolist(), rows["place_size"].tolist(), strict=True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShardMedia:
+    """The media of a shard that is written.
+
+    Attributes:
+        rows: of its documents; blobs lie where they do in ``blobs``.
+        blobs: the file in which the bytes of those lie that are held; None where none is.
+    """
+
+    rows: MediaRows
+    blobs: Path | None
+
+    def take(self, documents: NDArray[np.int64]) -> "ShardMedia":
+        """The media of some documents, ascending [D]."""
+        return ShardMedia(self.rows.take(documents), self.blobs)
+
+    def packed(self) -> tuple[MediaRows, list[tuple[int, int]]]:
+        """The rows as a shard of its own has them, and the stretches of ``blobs`` that it holds, in order."""
+        rows = self.rows.rows.copy()
+        held = rows["blob"] != NOT_HELD
+        if not held.any():
+            return MediaRows(rows, self.rows.places), []
+        begins, first, back = np.unique(rows["blob"][held], return_index=True, return_inverse=True)
+        sizes = rows["size"][held][first]
+        new = np.cumsum(sizes) - sizes
+        rows["blob"][held] = new[back]
+        stretches = list(zip(begins.tolist(), (begins + sizes).tolist(), strict=True))
+        return MediaRows(rows, self.rows.places), stretches
+
+
+def read_blob(path: Path, begin: int, size: int) -> bytes:
+    """The bytes of a medium from where they begin in a file, as far as they are there.
+
+    Raises:
+        StoreError: they cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            # What a damaged row asks for may be more than there is memory.
+            inside = min(size, os.fstat(file.fileno()).st_size - begin)
+            if inside <= 0:
+                return b""
+            file.seek(begin)
+            return file.read(inside)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+
+
+def blob_pieces(path: Path, stretches: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """Stretches of a file, a bounded piece at a time."""
+    with path.open("rb") as file:
+        for begin, end in stretches:
+            file.seek(begin)
+            left = end - begin
+            while left:
+                piece = file.read(min(left, _PIECE))
+                if not piece:
+                    raise StoreError(
+                        f"{path} is cut short: {left:,} bytes of a medium are missing."
+                    )
+                left -= len(piece)
+                yield piece
+
+
+def map_media(path: Path, documents: int) -> MediaRows:
+    """Map the ``.media`` file of a shard of so many documents, and check all of it.
+
+    Raises:
+        StoreError: the file is missing, of another kind or version, or contradicts itself.
+    """
+    return media_of(map_file(path), path, documents)
+
+
+def media_of(view: memoryview, path: Path, documents: int) -> MediaRows:
+    """The media in the content of such a file, wherever it lies; else as :func:`map_media`."""
+    count, places = read_header(view, path, MAGIC)
+    end = HEADER.size + ROW.itemsize * count
+    if len(view) != end + places:
+        raise StoreError(
+            f"{path} says {count:,} media and {places:,} bytes of places in {len(view):,} bytes. {CHECK}"
+        )
+    rows = np.frombuffer(view, ROW, count, HEADER.size)
+    if fault := _fault(rows, documents, places):
+        raise StoreError(f"{path}: {fault}. {CHECK}")
+    return MediaRows(rows, view[end:])
+
+
+def _fault(rows: NDArray[np.void], documents: int, places: int) -> str:
+    """What contradicts itself in the rows of a shard; empty where nothing does."""
+    if not len(rows):
+        return ""
+    owners = rows["document"].astype(np.int64)
+    if (np.diff(owners) < 0).any() or int(owners[-1]) >= documents:
+        return f"its media are not in the order of its {documents:,} documents"
+    ends = rows["start"].astype(np.int64) + rows["tokens"]
+    same = owners[1:] == owners[:-1]
+    if (ends[:-1][same] > rows["start"][1:][same]).any():
+        return "media of a document overlap"
+    if int(rows["kind"].max()) >= len(KINDS):
+        return f"a medium is of kind {int(rows['kind'].max())}, which is none"
+    begins, sizes = rows["place"].astype(np.int64), rows["place_size"].astype(np.int64)
+    if (begins < 0).any() or (begins + sizes > places).any():
+        return "places of media lie outside of the file"
+    return ""
+
+
+def stored_media(
+    media: MediaRows, rows: range, first: int, blobs: Path | None
+) -> list[StoredMedium]:
+    """Rows of a shard as values.
+
+    Args:
+        media: of the shard.
+        rows: their numbers.
+        first: number of the shard's first document.
+        blobs: the shard's ``.blobs``.
+    """
+    found = []
+    for number in rows:
+        row = media.rows[number]
+        kind = KINDS[int(row["kind"])]
+        begin = int(row["blob"])
+        low, high = row["digest"].tolist()
+        found.append(
+            StoredMedium(
+                document=first + int(row["document"]),
+                kind=kind,
+                start=int(row["start"]),
+                tokens=int(row["tokens"]),
+                grid=tuple(row["grid"].tolist()),
+                facts=facts_of(kind, row["facts"].tolist()),
+                place=media.place(number),
+                size=int(row["size"]),
+                digest=((high << 64) | low).to_bytes(16, "big"),
+                blob=None if begin == NOT_HELD or blobs is None else (blobs, begin),
+            )
+        )
+    return found
+
+
+def facts_of(kind: Kind, numbers: Sequence[int]) -> Facts:
+    """What a row says of a medium."""
+    first, second, third = numbers
+    if kind == "audio":
+        return AudioFacts(first, second, third)
+    if kind == "video":
+        return FrameFacts(first, second, time=third)
+    return ImageFacts(first, second, bool(third))
+
+
+def kind_of(facts: Facts) -> Kind:
+    """The kind of a row."""
+    if isinstance(facts, AudioFacts):
+        return "audio"
+    return "video" if isinstance(facts, FrameFacts) else "image"
+
+
+def numbers_of(facts: Facts) -> tuple[int, int, int]:
+    """What :func:`facts_of` gives back."""
+    if isinstance(facts, AudioFacts):
+        return facts.samples, facts.rate, facts.channels
+    if isinstance(facts, FrameFacts):
+        return facts.width, facts.height, facts.time
+    return facts.width, facts.height, int(facts.animated)
+
+
+def blobs_fault(path: Path, media: MediaRows) -> str:
+    """What is wrong with the ``.blobs`` of a shard beside its rows; empty where nothing is."""
+    held = media.rows["blob"] != NOT_HELD
+    if not held.any():
+        return f"{path}: no medium of its shard lies in it." if path.exists() else ""
+    ends = media.rows["blob"][held] + media.rows["size"][held]
+    size = len(map_file(path))
+    if int(ends.max()) != size:
+        return f"{path}: has {size:,} bytes, its media end at {int(ends.max()):,}."
+    return ""

@@ -1,0 +1,138 @@
+r"""Megatron's ``.idx`` file: written byte for byte as Megatron does, read with distrust.
+
+Layout (little-endian): 9 bytes ``MMIDIDX\0\0``; u64 version 1; u8 dtype code; u64 number
+of sequences S; u64 length D of the document index; i32 lengths [S]; i64 byte pointers [S];
+i64 document index [D] (first 0, last S); i8 modes [S] in multimodal sets only.
+Source: megatron/core/datasets/indexed_dataset.py, ``_IndexWriter`` and ``_IndexReader``.
+"""
+
+import errno
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.core.files import because, open_regular
+from batchloom.store.format.layout import DTYPE_CODES
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+_REMEDIES = {
+    errno.ENOENT: "No such file or directory; restore the file from a copy, or make the store anew"
+}
+_MOST_TOKENS = 2**31 - 1
+_STRETCH = 1 << 20
+
+
+def index_bytes(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> bytes:
+    """The whole ``.idx`` of a shard whose documents are one sequence each."""
+    return b"".join(index_pieces(lengths, dtype))
+
+
+def index_pieces(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> Iterator[bytes]:
+    """The bytes of :func:`index_bytes` a bounded piece at a time.
+
+    Raises:
+        StoreError: a document is longer than an index can say.
+    """
+    count = len(lengths)
+    if count and int(lengths.max()) > _MOST_TOKENS:
+        raise StoreError(
+            f"Document {int(lengths.argmax())} has {int(lengths.max()):,} tokens; a Megatron index holds at most "
+            f"{_MOST_TOKENS:,} for one. Cut it before."
+        )
+    code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
+    yield HEADER.pack(MAGIC, 1, code, count, count + 1)
+    starts = range(0, count, _STRETCH)
+    for start in starts:
+        yield lengths[start : start + _STRETCH].astype("<i4").tobytes()
+    end = 0
+    for start in starts:
+        sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i8")
+        yield (np.concatenate([[end], sums[:-1]]) * dtype.itemsize).astype("<i8").tobytes()
+        end = int(sums[-1])
+    for start in range(0, count + 1, _STRETCH):
+        yield np.arange(start, min(start + _STRETCH, count + 1), dtype="<i8").tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A mapped ``.idx``: its arrays are views of the file, not copies.
+
+    Attributes:
+        dtype: dtype of a token in the ``.bin``.
+        lengths: tokens of each sequence, int32 [S].
+        pointers: byte position of each sequence in the ``.bin``, int64 [S].
+        documents: first sequence of each document and S at the end, int64 [D].
+        size: bytes of the ``.idx``.
+    """
+
+    dtype: np.dtype[np.generic]
+    lengths: NDArray[np.int32]
+    pointers: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    size: int
+
+
+def map_index(path: Path) -> Index:
+    """Map an ``.idx`` and check what its header says against the file's size.
+
+    Raises:
+        StoreError: not an index, of another version, with an unknown dtype, or whose
+            counts do not fit the file.
+    """
+    view = map_file(path)
+    if len(view) < HEADER.size:
+        raise StoreError(
+            f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}."
+        )
+    magic, version, code, sequences, documents = HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise StoreError(
+            f"{path} is not a Megatron index: it starts with {magic!r}, not {MAGIC!r}."
+        )
+    if version != 1:
+        raise StoreError(f"{path} has index version {version}; only version 1 is known.")
+    if code not in DTYPE_CODES:
+        raise StoreError(f"{path} has dtype code {code}; known are 1 to 8.")
+    plain = HEADER.size + 12 * sequences + 8 * documents
+    if len(view) not in (plain, plain + sequences):
+        raise StoreError(
+            f"{path} says {sequences} sequences and {documents} document bounds, which take {plain} "
+            f"bytes, but it has {len(view)}: it is cut short or damaged."
+        )
+    at_pointers = HEADER.size + 4 * sequences
+    at_documents = at_pointers + 8 * sequences
+    bounds = np.frombuffer(view, "<i8", documents, at_documents)
+    if documents < 1 or bounds[0] != 0 or bounds[-1] != sequences:
+        raise StoreError(
+            f"{path} has a document index that does not run from 0 to its {sequences} sequences."
+        )
+    return Index(
+        dtype=DTYPE_CODES[code],
+        lengths=np.frombuffer(view, "<i4", sequences, HEADER.size),
+        pointers=np.frombuffer(view, "<i8", sequences, at_pointers),
+        documents=bounds,
+        size=len(view),
+    )
+
+
+def map_file(path: Path) -> memoryview:
+    """A read-only view of a whole file, mapped (an empty file gives an empty view).
+
+    Raises:
+        StoreError: the file is missing or cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            if not os.fstat(file.fileno()).st_size:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {because(error, _REMEDIES)}.") from error

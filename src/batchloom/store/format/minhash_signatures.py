@@ -1,0 +1,111 @@
+r"""The ``.bands`` file: by which documents of a shard later ones are found to be alike.
+
+Layout (little-endian): 8 bytes ``BLMBAND\0``; u64 version 1; u64 documents D; four u16: shingle, rows,
+bands B and the version of MinHash; then the keys u64 [D, B], 0 throughout where a document is like nothing.
+Only shards prepared with ``dedup: near`` have it. What the keys are, ``preparation/dedup/minhash.py`` says.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.core.files import let_go
+from batchloom.store.format.file_header import CHECK, HEADER, map_headed
+
+MAGIC = b"BLMBAND\x00"
+_BITS = 16
+_MOST = (1 << _BITS) - 1
+_PIECE = 8 << 20
+# Pieces lie in so many times their own memory at most.
+_REACH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Banding:
+    """How keys of bands were made: those of two ways say nothing of each other.
+
+    Attributes:
+        bands: keys of a document.
+        rows: hashes of a band.
+        shingle: neighbouring tokens that are hashed together.
+        minhash: the version of what is computed.
+    """
+
+    bands: int
+    rows: int
+    shingle: int
+    minhash: int
+
+    def packed(self) -> int:
+        """All of it as one u64."""
+        value = 0
+        for part in (self.minhash, self.bands, self.rows, self.shingle):
+            value = (value << _BITS) | part
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """Keys of the bands of documents, mostly mapped.
+
+    Attributes:
+        keys: of some documents, uint64 [N, bands].
+        banding: how they were made.
+        chosen: the documents among these that are meant, in order, int64 [D]; None for all.
+    """
+
+    keys: NDArray[np.uint64]
+    banding: Banding
+    chosen: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys) if self.chosen is None else len(self.chosen)
+
+    def take(self, chosen: NDArray[np.int64]) -> Self:
+        """Those of some documents of these, int64 [D]; copies no key."""
+        which = chosen if self.chosen is None else self.chosen[chosen]
+        return type(self)(self.keys, self.banding, which)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes of the ``.bands`` file, a bounded piece at a time."""
+        yield HEADER.pack(MAGIC, 1, len(self), self.banding.packed())
+        stretch = max(1, _PIECE // max(1, 8 * self.banding.bands))
+        start = 0
+        while start < len(self):
+            stop = min(start + stretch, len(self))
+            if self.chosen is None:
+                keys = self.keys[start:stop]
+            else:
+                # Few documents among very many would have all of the others mapped between them.
+                reach = self.chosen[start] + _REACH * stretch
+                stop = min(stop, int(np.searchsorted(self.chosen, reach)))
+                keys = self.keys[self.chosen[start:stop]]
+            yield np.ascontiguousarray(keys, "<u8").tobytes()
+            start = stop
+            let_go(self.keys)
+
+
+def map_bands(path: Path, documents: int) -> Bands:
+    """Map the ``.bands`` file of a shard; the keys are a view of the file.
+
+    Args:
+        path: the file.
+        documents: how many the shard has.
+
+    Raises:
+        StoreError: the file is missing, of another kind or version, or not of so many documents.
+    """
+    view, count, packed = map_headed(path, MAGIC)
+    minhash, bands, rows, shingle = (packed >> bits & _MOST for bits in (48, 32, 16, 0))
+    if count != documents or len(view) != HEADER.size + 8 * bands * documents:
+        raise StoreError(
+            f"{path} says {count:,} documents of {bands} bands in {len(view):,} bytes; its shard has {documents:,} "
+            f"documents. {CHECK}"
+        )
+    keys = np.frombuffer(view, "<u8", count * bands, HEADER.size).reshape(count, bands)
+    return Bands(keys, Banding(bands, rows, shingle, minhash))

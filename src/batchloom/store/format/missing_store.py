@@ -1,0 +1,68 @@
+"""The error for a path where no store is: what lies there instead, and what to do with it."""
+
+import os
+from pathlib import Path
+
+from batchloom.core.errors import StoreMissingError
+from batchloom.core.files import describe_missing
+from batchloom.core.settings import nearest
+from batchloom.core.synthetic_data import NAMES
+from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, WORK_NAME
+
+
+def no_store(path: Path) -> StoreMissingError:
+    """The error to raise; names the file or folder as the caller was given it."""
+    try:
+        return StoreMissingError(half_a_store(path) or _sentence(path))
+    except OSError:
+        # What may not be looked into holds no store for this process.
+        return StoreMissingError(f"There is no store at {path} that can be looked into.")
+
+
+def store_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute folder of a store.
+
+    Raises:
+        StoreMissingError: there is no store; names the path as it was given.
+    """
+    folder = Path(path).absolute()
+    try:
+        is_missing = not (folder / MANIFEST_NAME).exists()
+    except OSError:
+        # What may not be looked into is told by whoever reads it.
+        is_missing = False
+    if is_missing:
+        raise no_store(Path(path))
+    return folder
+
+
+def half_a_store(path: Path) -> str:
+    """What to do about a folder that belongs to a store and is none; empty for any other path."""
+    if (path / WORK_NAME).is_dir():
+        return f"{path} is an unfinished store; give its prepare command again: it goes on."
+    if path.name in SUBSETS and path.is_dir() and (path.parent / MANIFEST_NAME).is_file():
+        return f"{path} is a subset of a store; name the store itself: {path.parent}"
+    return ""
+
+
+def _sentence(path: Path) -> str:
+    lead = f"{'No training shards found in' if path.is_dir() else 'There is no store at'} {path}: "
+    if path.suffix in (".bin", ".idx") and path.is_file():
+        other = path.with_suffix(".idx" if path.suffix == ".bin" else ".bin")
+        return f"{lead}a Megatron prefix is a pair, and {other.name} does not lie beside it."
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        kind = "file" if path.is_file() else f"folder without {MANIFEST_NAME}"
+        return (
+            f"{lead}this is a {kind}. If it holds text, make a store of it: batchloom prepare "
+            f"{path} --out STORE; batchloom train also takes it as it is: --input-file {path}"
+        )
+    if path.is_dir():
+        return f"{lead}the folder is empty. Make one with: batchloom prepare INPUT... --out {path}"
+    if path.exists():
+        return f"{lead}this is a pipe or a device. Name the folder that batchloom prepare made."
+    told = describe_missing(
+        str(path),
+        f"name a store (batchloom prepare INPUT... --out {path} makes one), or a Megatron prefix without its ending",
+    )
+    synthetic = nearest(str(path).partition(":")[0], NAMES)
+    return f"{told[:-1]}{synthetic}" if synthetic and told.endswith("ending.") else told

@@ -1,0 +1,124 @@
+r"""The ``.pairs`` file: the pair each document of a shard is of, and the side on which it stands.
+
+Layout (little-endian): 8 bytes ``BLMPAIR\0``; u64 version 1; u64 documents D; u64 zero; then the
+columns pair u64 [D] and side u8 [D]. Only stores of preferences have it, and then every shard has.
+
+Of pairs every even document is a chosen answer and the one behind it the rejected answer of the same
+pair; of labelled answers each is a pair of its own. Pairs stand in ascending order.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, StoreError
+from batchloom.store.format.file_header import HEADER, read_header, unlike
+from batchloom.store.format.megatron_index import map_file
+
+Preferences = Literal["", "pairs", "labels"]
+PREFERENCES: tuple[str, ...] = get_args(Preferences)
+
+CHOSEN, REJECTED, GOOD, BAD = 1, 2, 3, 4
+SIDE_NAMES = ("", "chosen", "rejected", "good", "bad")
+
+PAIR_ROW_BYTES = 9
+MAGIC = b"BLMPAIR\x00"
+_RECORD_BITS = 40
+_MOST_PARTS = 1 << 23
+_REMEDY = "The store is damaged: run batchloom check on it."
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Pair and side of documents, in columns of equal length D.
+
+    Attributes:
+        pairs: the pair of each document, uint64 [D].
+        sides: ``CHOSEN``, ``REJECTED``, ``GOOD`` or ``BAD``, uint8 [D].
+    """
+
+    pairs: NDArray[np.uint64]
+    sides: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.sides)
+
+    def to_bytes(self) -> bytes:
+        """The whole ``.pairs`` file."""
+        head = HEADER.pack(MAGIC, 1, len(self), 0)
+        return head + self.pairs.astype("<u8").tobytes() + self.sides.astype("u1").tobytes()
+
+    def fault(self, preferences: Preferences) -> str:
+        """What is wrong with these documents of whole pairs (or labels), empty where nothing is."""
+        known = (CHOSEN, REJECTED) if preferences == "pairs" else (GOOD, BAD)
+        strange = np.flatnonzero((self.sides != known[0]) & (self.sides != known[1]))
+        if strange.size:
+            at = int(strange[0])
+            return f"document {at} has side {self.sides[at]}, which is none of {preferences}"
+        firsts = self.pairs
+        if preferences == "pairs":
+            if len(self) % 2:
+                return f"{len(self):,} documents are no pairs"
+            firsts = self.pairs[::2]
+            sided = (self.sides[::2] == CHOSEN) & (self.sides[1::2] == REJECTED)
+            torn = np.flatnonzero(~sided | (firsts != self.pairs[1::2]))
+            if torn.size:
+                at = 2 * int(torn[0])
+                return f"documents {at} and {at + 1} are not the chosen and the rejected answer of one pair"
+        if (firsts[1:] <= firsts[:-1]).any():
+            return "its pairs do not ascend, so that one may stand there twice"
+        return ""
+
+
+def pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The pair of each document, uint64 [D]: a number below 2**63 made of where its record stands.
+
+    Args:
+        parts: number of the part in the manifest's list of parts.
+        records: 0-based number of the record inside its part.
+
+    Raises:
+        InputError: they are too many.
+    """
+    if parts.size and (int(parts.max()) >= _MOST_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
+        raise InputError(
+            f"Preferences are numbered in at most {_MOST_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
+            "fewer, larger files."
+        )
+    return (parts.astype(np.uint64) << np.uint64(_RECORD_BITS)) | records.astype(np.uint64)
+
+
+def map_sides(path: Path, documents: int, preferences: Preferences) -> Sides:
+    """Map the ``.pairs`` file of a shard and check all of it; its columns are views of the file.
+
+    Args:
+        path: the file.
+        documents: how many the shard has.
+        preferences: what they are.
+
+    Raises:
+        StoreError: the file is missing, of another kind or version, not of so many documents, or a
+            document lacks its other side.
+    """
+    return sides_of(map_file(path), path, documents, preferences)
+
+
+def sides_of(view: memoryview, path: Path, documents: int, preferences: Preferences) -> Sides:
+    """The columns in the content of a ``.pairs`` file, wherever it lies; else as :func:`map_sides`."""
+    count, zero = read_header(view, path, MAGIC)
+    if zero:
+        raise unlike(path)
+    if count != documents or len(view) != HEADER.size + PAIR_ROW_BYTES * documents:
+        raise StoreError(
+            f"{path} says {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_REMEDY}"
+        )
+    sides = Sides(
+        pairs=np.frombuffer(view, "<u8", count, HEADER.size),
+        sides=np.frombuffer(view, "u1", count, HEADER.size + 8 * count),
+    )
+    if fault := sides.fault(preferences):
+        raise StoreError(f"{path}: {fault}. {_REMEDY}")
+    return sides

@@ -1,0 +1,176 @@
+r"""The ``.docs`` file: where each document of a shard came from, and the hash of its text.
+
+Layout (little-endian): 8 bytes ``BLMDOCS\0``; u64 version 1; u64 documents D; u64 zero; then
+the columns hash u64 [D, 2] (low half, high half), record u64 [D], offset u64 [D], part u32 [D].
+Every column begins at a multiple of 8 bytes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.store.format.file_header import CHECK, HEADER, read_header, unlike
+from batchloom.store.format.manifest import SourceEntry
+from batchloom.store.format.megatron_index import map_file
+
+MAGIC = b"BLMDOCS\x00"
+PROVENANCE_ROW_BYTES = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a document came from.
+
+    Attributes:
+        source: name of the input file under the inputs.
+        record: 0-based number of the record in that file.
+        offset: byte offset of the record in that file, after decompression.
+        line: 1-based line, for files whose records are lines; else None.
+        hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
+    """
+
+    source: str
+    record: int
+    offset: int
+    line: int | None
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Origin and hash of documents, in columns of equal length D.
+
+    Attributes:
+        hashes: XXH3-128 of each document's UTF-8 text as (low, high) halves, uint64 [D, 2].
+        records: 0-based number of the record inside its part of the source, uint64 [D].
+        offsets: byte offset of the record in the (decompressed) source, uint64 [D].
+        parts: number of the part in the manifest's list of parts, uint32 [D].
+    """
+
+    hashes: NDArray[np.uint64]
+    records: NDArray[np.uint64]
+    offsets: NDArray[np.uint64]
+    parts: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def take(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
+        """The rows ``chosen`` (indices, or a mask), in their order."""
+        return type(self)(
+            self.hashes[chosen], self.records[chosen], self.offsets[chosen], self.parts[chosen]
+        )
+
+    def to_bytes(self) -> bytes:
+        """The whole ``.docs`` file."""
+        columns = ([self.hashes], [self.records], [self.offsets], [self.parts])
+        return b"".join(origins_pieces(len(self), columns))
+
+
+def origins_pieces(count: int, columns: Sequence[Iterable[NDArray[np.generic]]]) -> Iterator[bytes]:
+    """The bytes of a ``.docs`` file, where its columns need not be in memory together.
+
+    Args:
+        count: documents.
+        columns: hashes, records, offsets and parts as in :class:`Origins`, each in pieces.
+    """
+    yield HEADER.pack(MAGIC, 1, count, 0)
+    for column, dtype in zip(columns, ("<u8", "<u8", "<u8", "<u4"), strict=True):
+        for piece in column:
+            yield piece.astype(dtype).tobytes()
+
+
+def origin_columns(count: int) -> list[tuple[int, int]]:
+    """Of the ``.docs`` file of so many documents the byte each column begins at, and the bytes of its rows."""
+    at = HEADER.size
+    return [(at, 16), (at + 16 * count, 8), (at + 24 * count, 8), (at + 32 * count, 4)]
+
+
+def map_origins(path: Path) -> Origins:
+    """Map a ``.docs`` file; its columns are views of the file.
+
+    Raises:
+        StoreError: the file is missing, of another kind or version, or its count does not
+            fit its size.
+    """
+    return origins_of(map_file(path), path)
+
+
+def origins_of(view: memoryview, path: Path) -> Origins:
+    """The columns in the content of a ``.docs`` file, wherever it lies; else as :func:`map_origins`."""
+    count, zero = read_header(view, path, MAGIC)
+    if zero:
+        raise unlike(path)
+    if len(view) != HEADER.size + PROVENANCE_ROW_BYTES * count:
+        raise StoreError(f"{path} says {count} documents, which do not fit its {len(view)} bytes.")
+    at = HEADER.size
+    return Origins(
+        hashes=np.frombuffer(view, "<u8", 2 * count, at).reshape(count, 2),
+        records=np.frombuffer(view, "<u8", count, at + 16 * count),
+        offsets=np.frombuffer(view, "<u8", count, at + 24 * count),
+        parts=np.frombuffer(view, "<u4", count, at + 32 * count),
+    )
+
+
+class Places(NamedTuple):
+    """Of every part of a store's sources its source, its records, and the records of that source before it."""
+
+    sources: Sequence[SourceEntry]
+    numbers: NDArray[np.int64]
+    records: NDArray[np.int64]
+    before: NDArray[np.int64]
+
+    def named(self, found: Origins) -> list[Origin]:
+        """Where documents came from, in words.
+
+        Raises:
+            StoreError: a record that its part does not have.
+        """
+        beyond = np.flatnonzero(found.records >= self.records[found.parts].astype(np.uint64))
+        if beyond.size:
+            at = int(beyond[0])
+            part = int(found.parts[at])
+            raise StoreError(
+                f"A document names record {int(found.records[at]):,} of a part of "
+                f"{self.sources[int(self.numbers[part])].name} that has {int(self.records[part]):,}: its .docs is "
+                f"damaged. {CHECK}"
+            )
+        named = []
+        columns = (found.parts, found.records, found.offsets, found.hashes)
+        for part, record, offset, halves in zip(*(one.tolist() for one in columns), strict=True):
+            source = self.sources[int(self.numbers[part])]
+            number = int(self.before[part]) + record
+            line = number + 1 if source.kind == "jsonl" else None
+            name = f"{(halves[1] << 64) | halves[0]:032x}"
+            named.append(Origin(source.name, number, offset, line, name))
+        return named
+
+
+def places_of(sources: Sequence[SourceEntry]) -> Places:
+    """The parts of a store's sources, in the order documents name them."""
+    sizes = np.array([len(source.parts) for source in sources], np.int64)
+    records = np.array([part.records for source in sources for part in source.parts], np.int64)
+    numbers = np.repeat(np.arange(len(sources)), sizes)
+    all_before = np.cumsum(records) - records
+    firsts = np.cumsum(sizes) - sizes
+    first = all_before[np.minimum(firsts, max(len(records) - 1, 0))] if len(records) else firsts
+    return Places(sources, numbers, records, all_before - np.repeat(first, sizes))
+
+
+def known_parts(found: Origins, sources: Sequence[SourceEntry], store: Path) -> Origins:
+    """Origins of a store, none of which names a part that its manifest does not list.
+
+    Raises:
+        StoreError: one does.
+    """
+    if len(found) and int(found.parts.max()) >= sum(len(source.parts) for source in sources):
+        raise StoreError(
+            f"{store}: a document names a part of its sources that the manifest does not list. The store is "
+            "damaged: run batchloom check on it."
+        )
+    return found

@@ -1,0 +1,68 @@
+r"""The ``removed.NNNNN.u64`` file: which documents of a subset were taken out of it.
+
+Layout (little-endian): 8 bytes ``BLMGONE\0``; u64 version 1; u64 documents D; u64 zero; then their
+numbers u64 [D], ascending. It names all that are removed in its generation, those of earlier ones too.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.store.format.file_header import CHECK, HEADER, read_header, unlike
+from batchloom.store.format.manifest import SubsetEntry
+from batchloom.store.format.megatron_index import map_file
+
+MAGIC = b"BLMGONE\x00"
+
+
+def removed_bytes(documents: NDArray[np.int64]) -> bytes:
+    """The whole file of these documents, ascending."""
+    return HEADER.pack(MAGIC, 1, len(documents), 0) + documents.astype("<u8").tobytes()
+
+
+def map_removed(folder: Path, subset: SubsetEntry) -> NDArray[np.int64]:
+    """Numbers of the removed documents of a subset, ascending, int64 [D]; empty where none are.
+
+    Args:
+        folder: of the subset.
+        subset: what the manifest says of it.
+
+    Raises:
+        StoreError: the file is missing, of another kind or version, or contradicts the manifest.
+    """
+    if subset.removed is None or subset.removed_file is None:
+        return np.empty(0, np.int64)
+    path = folder / subset.removed_file
+    return removed_of(map_file(path), path, subset)
+
+
+def removed_of(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[np.int64]:
+    """The numbers in the content of such a file, wherever it lies; else as :func:`map_removed`."""
+    if subset.removed is None:
+        return np.empty(0, np.int64)
+    count, zero = read_header(view, path, MAGIC)
+    if zero:
+        raise unlike(path)
+    stated = subset.removed.documents
+    if count != stated or len(view) != HEADER.size + 8 * count:
+        raise StoreError(
+            f"{path} says {count:,} documents in {len(view):,} bytes, the manifest says {stated:,}. {CHECK}"
+        )
+    numbers = np.frombuffer(view, "<i8", count, HEADER.size)
+    inside = bool(count) and numbers[0] >= 0 and int(numbers[-1]) < subset.documents
+    if not inside or (numbers[1:] <= numbers[:-1]).any():
+        raise StoreError(
+            f"{path} names documents that do not ascend, or that the subset does not have. {CHECK}"
+        )
+    return numbers
+
+
+def are_removed(removed: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each document whether it is among the removed ones, bool of the same length."""
+    if not removed.size:
+        return np.zeros(len(documents), bool)
+    places = np.minimum(removed.searchsorted(documents), removed.size - 1)
+    found: NDArray[np.bool_] = removed[places] == documents
+    return found

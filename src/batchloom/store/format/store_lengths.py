@@ -1,0 +1,171 @@
+"""The lengths of the documents of a subset."""
+
+import mmap
+import os
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.store.format.file_header import CHECK
+from batchloom.store.format.layout import LENGTHS_NAME
+from batchloom.store.format.manifest import SubsetEntry
+from batchloom.store.format.megatron_index import map_file
+
+# Below so many documents a file of lengths is read as a whole soon enough.
+_LARGE = 1 << 22
+# Fewer lengths than a pool has, more of them, or those of more pages are read as they are touched.
+_MANY, _MOST, _MOST_PAGES = 1024, 1 << 17, 1 << 13
+_NO_LIMIT = 1 << 32
+
+
+def beyond(place: object, document: int, tokens: int, stop: int) -> StoreError:
+    """The error of a span that ends behind its document.
+
+    Args:
+        place: the store.
+        document: its number.
+        tokens: it has.
+        stop: where the span ends.
+    """
+    return StoreError(
+        f"Document {document} of {place} has {tokens} tokens, and a span of it ends at {stop}: the plan belongs to "
+        "another store, or the store was changed. Open it anew."
+    )
+
+
+@final
+class StoreLengths:
+    """The lengths of a subset's documents: one aligned array a generation, mapped where it is a file.
+
+    Args:
+        arrays: the lengths of the documents each generation added, uint32.
+        longest: no document has more tokens; a plan would cut a damaged length into millions of pieces.
+
+    Attributes:
+        layers: how many documents each of them added; a plan packs no two of them together.
+    """
+
+    __slots__ = ("_arrays", "_asked", "_longest", "_maps", "_starts", "_taken", "layers", "size")
+
+    def __init__(self, *arrays: NDArray[np.uint32], longest: int = _NO_LIMIT) -> None:
+        self._arrays, self._longest = arrays, longest
+        self._maps = [_map_of(array) for array in arrays]
+        # By array the pages that were asked for, and the lengths taken since the first of them.
+        self._asked: dict[int, NDArray[np.bool_]] = {}
+        self._taken: dict[int, int] = {}
+        self.layers = tuple(int(array.size) for array in arrays)
+        self._starts = np.cumsum([0, *self.layers[:-1]])
+        self.size = sum(self.layers)
+
+    def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Lengths of these documents in tokens, uint32 of the same length."""
+        if len(self._arrays) == 1:
+            self._read_ahead(0, documents)
+            return self._checked(self._arrays[0][documents])
+        found = np.empty(len(documents), np.uint32)
+        layers = self._starts.searchsorted(documents, side="right") - 1
+        for layer in np.unique(layers).tolist():
+            mine = layers == layer
+            inside = documents[mine] - self._starts[layer]
+            self._read_ahead(layer, inside)
+            found[mine] = self._arrays[layer][inside]
+        return self._checked(found)
+
+    def _checked(self, lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Refuse lengths of a pool that no document can have; those of a batch's spans are of a pool."""
+        if len(lengths) >= _MANY and (longest := int(lengths.max())) > self._longest:
+            raise StoreError(
+                f"A document of the store has {longest:,} tokens by its lengths, and no shard has more than "
+                f"{self._longest:,}. {CHECK}"
+            )
+        return lengths
+
+    def _read_ahead(self, layer: int, documents: NDArray[np.int64]) -> None:
+        """Have the system read the pages of many lengths at once, in place of each when it is touched.
+
+        A pool of a large store lies on a thousand pages all over the file; one after the other, and each with
+        its neighbours, they are read several times as long.
+        """
+        array, mapped = self._arrays[layer], self._maps[layer]
+        if array.size < _LARGE or not _MANY <= len(documents) <= _MOST or mapped is None:
+            return
+        asked = self._asked.get(layer)
+        self._taken[layer] = self._taken.get(layer, 0) + len(documents)
+        if asked is None or self._taken[layer] > array.size:
+            # After a pass over the file what was asked for first may be gone from memory.
+            asked = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
+            self._asked[layer], self._taken[layer] = asked, len(documents)
+        pages = documents // (mmap.PAGESIZE // array.itemsize)
+        pages = np.unique(pages[~asked[pages]])
+        if not len(pages) or len(pages) > _MOST_PAGES:
+            return
+        asked[pages] = True
+        ends = np.flatnonzero(np.diff(pages) > 1)
+        firsts = pages[np.concatenate([[0], ends + 1])]
+        counts = pages[np.concatenate([ends, [len(pages) - 1]])] - firsts + 1
+        for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+            mapped.madvise(mmap.MADV_WILLNEED, first * mmap.PAGESIZE, count * mmap.PAGESIZE)
+
+    def read_through(self) -> None:
+        """Have the system read all lengths in the order they lie in, before all of them are taken in another.
+
+        Lengths that are more than half of the machine's memory are left alone: the first would be gone
+        from it before the last is read.
+        """
+        most = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+        for array, mapped in zip(self._arrays, self._maps, strict=True):
+            if mapped is None or array.size < _LARGE or array.nbytes > most:
+                continue
+            step = mmap.PAGESIZE // array.itemsize
+            for first in range(0, array.size, _LARGE):
+                array[first : first + _LARGE : step].max()
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
+        """Lengths of documents ``start`` to ``stop - 1``, as a view where one generation added them all."""
+        views = [
+            array[max(start - first, 0) : max(stop - first, 0)]
+            for array, first in zip(self._arrays, self._starts.tolist(), strict=True)
+            if start < first + array.size and first < stop
+        ]
+        if len(views) == 1:
+            return views[0]
+        return np.concatenate(views) if views else np.empty(0, np.uint32)
+
+
+def _map_of(array: NDArray[np.uint32]) -> mmap.mmap | None:
+    """The file mapping that an array is a view of from its beginning; None where it is none."""
+    base: object = array.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return base if isinstance(base, mmap.mmap) and len(base) == array.nbytes else None
+
+
+def map_lengths(folder: Path, subset: SubsetEntry) -> StoreLengths:
+    """Map the lengths of a subset.
+
+    Args:
+        folder: of the subset.
+        subset: what the manifest says of it.
+
+    Raises:
+        StoreError: a file is missing, or not of as many documents as the manifest says.
+    """
+    arrays = []
+    for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
+        view = map_file(folder / name)
+        if len(view) != 4 * layer.documents:
+            raise StoreError(
+                f"{folder / name} has {len(view)} bytes; {layer.documents} documents take {4 * layer.documents}."
+            )
+        arrays.append(np.frombuffer(view, "<u4"))
+    if subset.documents <= _LARGE:
+        tokens = sum(int(array.sum(dtype=np.uint64)) for array in arrays)
+        if tokens != subset.tokens:
+            raise StoreError(
+                f"The documents in {folder}/{LENGTHS_NAME} have {tokens:,} tokens, the manifest says "
+                f"{subset.tokens:,}. {CHECK}"
+            )
+    return StoreLengths(*arrays, longest=max((shard.tokens for shard in subset.shards), default=0))

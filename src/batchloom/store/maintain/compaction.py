@@ -1,0 +1,252 @@
+"""``compact``: one generation without removed documents, and the files of older ones gone."""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError
+from batchloom.core.files import refuse_url
+from batchloom.store.format import (
+    Counts,
+    LayerEntry,
+    Manifest,
+    ShardEntry,
+    ShardMedia,
+    Sides,
+    SourceEntry,
+    SubsetEntry,
+    map_bands,
+    map_media,
+    read_manifest,
+    shard_name,
+    store_folder,
+)
+from batchloom.store.maintain.generations import (
+    changing,
+    clear_leftovers,
+    commit,
+    next_shards,
+    refuse_unfinished,
+    successor,
+    write_report,
+)
+from batchloom.store.read import Store, open_store, walk
+from batchloom.store.write import LengthsWriter, ShardWriter, sync_folder
+
+REASON = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a compaction did.
+
+    Attributes:
+        path: the store.
+        generation: its only generation from now on.
+        made: whether there was something to do.
+        documents: removed documents whose text is gone now.
+        shards: shards that were written anew for that.
+        files: files that were deleted.
+        ended: numbers of the generations that can be opened no longer.
+    """
+
+    path: Path
+    generation: int
+    made: bool
+    documents: int = 0
+    shards: int = 0
+    files: int = 0
+    ended: tuple[int, ...] = ()
+
+
+def compact_store(
+    path: str | os.PathLike[str], progress: Callable[[int], None] | None = None
+) -> Compaction:
+    """Make one generation of a store, without its removed documents; the older ones cannot be opened any more.
+
+    Only shards that hold removed documents are written anew, under new numbers. Killed at any moment the
+    store is as before or as after, and the same command finishes what is left.
+
+    Args:
+        path: the store's folder.
+        progress: is called with the number of documents written since the last call.
+
+    Raises:
+        StoreMissingError, StoreError: there is no store, or it is damaged.
+        StoreConflictError: another run is changing the store, or a job into it is unfinished.
+        InputError: no document would be left.
+        OutputError: the store cannot be written.
+    """
+    refuse_url(path, "The store")
+    folder = store_folder(path)
+    read_manifest(folder)
+    with changing(folder):
+        base = read_manifest(folder)
+        refuse_unfinished(folder)
+        # An earlier compaction may have been killed before its last files were deleted.
+        files = clear_leftovers(folder, base)
+        gone = sum(entry.removed.documents for entry in base.subsets.values() if entry.removed)
+        if len(base.readable) == 1 and not gone:
+            return Compaction(folder, base.generation, made=False, files=files)
+        if gone == sum(entry.documents for entry in base.subsets.values()):
+            raise InputError(
+                f"All documents of {folder} are removed: a store without any is none. Delete the folder instead."
+            )
+        changed, shards = _compacted(folder, base, progress or (lambda _: None))
+        newest = successor(base, changed, "compacted")
+        write_report(folder, newest.generation, {"removed": gone})
+        files += commit(folder, base, newest)
+    return Compaction(
+        folder,
+        newest.generation,
+        made=True,
+        documents=gone,
+        shards=shards,
+        files=files,
+        ended=base.readable,
+    )
+
+
+def _compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tuple[Manifest, int]:
+    """The manifest without removed documents, whose new files are written; and how many shards these are."""
+    numbers, rewritten = next_shards(base), 0
+    subsets: dict[str, SubsetEntry] = {}
+    lost = _Lost(base)
+    for name, entry in base.subsets.items():
+        # Without it a flipped bit would get a checksum of its own.
+        store = open_store(folder, name, generation=base.generation, verify="first-read")
+        if not store.removed.size and len(entry.all_layers) == 1:
+            subsets[name] = entry
+            continue
+        shards: list[ShardEntry] = []
+        for shard, old in enumerate(entry.shards):
+            gone = _removed_of(store, shard)
+            if not gone.size:
+                shards.append(old)
+                continue
+            lost.count(store, shard, gone)
+            if gone.size < old.documents:
+                stem = folder / name / shard_name(numbers[name])
+                shards.append(_written(store, entry, shard, gone, stem, tick))
+                numbers[name] += 1
+                rewritten += 1
+        if shards:
+            subsets[name] = _subset(store, shards, base.generation + 1)
+    return replace(
+        base, subsets=subsets, counts=lost.counts(subsets), sources=lost.sources()
+    ), rewritten
+
+
+def _removed_of(store: Store, shard: int) -> NDArray[np.int64]:
+    """Places of a shard's removed documents in it."""
+    bounds = store.bounds[shard : shard + 2]
+    begin, end = store.removed.searchsorted(bounds)
+    return store.removed[begin:end] - bounds[0]
+
+
+def _kept_lengths(store: Store, shard: int) -> NDArray[np.uint32]:
+    lengths = store.lengths.slice(*store.bounds[shard : shard + 2])
+    return np.delete(lengths, _removed_of(store, shard))
+
+
+def _written(
+    store: Store,
+    entry: SubsetEntry,
+    shard: int,
+    gone: NDArray[np.int64],
+    stem: Path,
+    tick: Callable[[int], None],
+) -> ShardEntry:
+    """A shard without these documents, under a new name."""
+    writer = ShardWriter(stem, store.dtype)
+    old, folder = entry.shards[shard], store.path / store.split
+    try:
+        for stretch in walk(store, shard):
+            writer.append(stretch.ids, stretch.trained)
+            tick(len(stretch.lengths))
+        origins = store.shard_origins(shard)
+        kept = np.delete(np.arange(len(origins)), gone)
+        sides = store.shard_sides(shard) if store.preferences else None
+        return writer.finish(
+            _kept_lengths(store, shard),
+            origins.take(kept),
+            Sides(sides.pairs[kept], sides.sides[kept]) if sides else None,
+            map_bands(folder / f"{old.name}.bands", old.documents).take(kept)
+            if old.bands
+            else None,
+            ShardMedia(
+                map_media(folder / f"{old.name}.media", old.documents),
+                folder / f"{old.name}.blobs",
+            ).take(kept)
+            if old.media
+            else None,
+        )
+    finally:
+        writer.abandon()
+
+
+def _subset(store: Store, shards: list[ShardEntry], generation: int) -> SubsetEntry:
+    """The entry of a subset whose shards are written: its lengths in one file again."""
+    folder = store.path / store.split
+    writer = LengthsWriter(folder, generation)
+    try:
+        for shard in range(store.shards):
+            writer.append(_kept_lengths(store, shard))
+        lengths, sums = writer.finish()
+    finally:
+        writer.abandon()
+    sync_folder(folder)
+    documents = sum(shard.documents for shard in shards)
+    return SubsetEntry(
+        documents=documents,
+        tokens=sum(shard.tokens for shard in shards),
+        lengths=lengths,
+        shards=tuple(shards),
+        layers=(LayerEntry(generation, documents, lengths, sums),),
+        sums=sums,
+    )
+
+
+class _Lost:
+    """Counts what each source loses."""
+
+    def __init__(self, base: Manifest) -> None:
+        self._base = base
+        parts = sum(len(source.parts) for source in base.sources)
+        self._documents, self._tokens = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
+
+    def count(self, store: Store, shard: int, gone: NDArray[np.int64]) -> None:
+        parts = store.shard_origins(shard).parts[gone]
+        lengths = store.lengths.take(gone + store.bounds[shard]).astype(np.int64)
+        np.add.at(self._documents, parts, 1)
+        np.add.at(self._tokens, parts, lengths)
+
+    def sources(self) -> tuple[SourceEntry, ...]:
+        found, part = [], 0
+        for source in self._base.sources:
+            own = slice(part, part := part + len(source.parts))
+            found.append(
+                replace(
+                    source,
+                    documents=source.documents - int(self._documents[own].sum()),
+                    tokens=source.tokens - int(self._tokens[own].sum()),
+                )
+            )
+        return tuple(found)
+
+    def counts(self, subsets: dict[str, SubsetEntry]) -> Counts:
+        dropped = Counter(self._base.counts.dropped)
+        if lost := int(self._documents.sum()):
+            dropped[REASON] += lost
+        return replace(
+            self._base.counts,
+            documents=sum(entry.documents for entry in subsets.values()),
+            tokens=sum(entry.tokens for entry in subsets.values()),
+            dropped=dict(sorted(dropped.items())),
+        )

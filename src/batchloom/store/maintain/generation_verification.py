@@ -1,0 +1,107 @@
+"""Verifying what a store says of its generations and of its removed documents."""
+
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from msgspec.structs import replace
+
+from batchloom.core.errors import StoreError
+from batchloom.store.format import (
+    GenerationEntry,
+    Manifest,
+    SubsetEntry,
+    generation_entry,
+    map_file,
+    map_lengths,
+    map_removed,
+    read_manifest,
+)
+from batchloom.store.maintain.generations import files_of
+
+
+def older_faults(folder: Path, newest: Manifest) -> list[str]:
+    """What is wrong with the generations before one, one sentence each.
+
+    The files that a generation shares with ``newest`` are checked with that one; here it is made sure that
+    it names no others but its own removed documents, and that both tell the same history.
+    """
+    faults = _told_faults(folder, newest)
+    for number in newest.readable[:-1]:
+        try:
+            older = read_manifest(folder, number)
+        except StoreError as error:
+            faults.append(str(error))
+            continue
+        told = tuple(map(_unsealed, newest.history[:number]))
+        if tuple(map(_unsealed, older.all_history)) != told:
+            faults.append(f"{folder}: generation {number} tells another history than the newest.")
+        for name, subset in older.subsets.items():
+            if not _goes_on(subset, newest.subsets.get(name)):
+                faults.append(
+                    f"{folder / name}: generation {number} has other shards than the newest begins with."
+                )
+            else:
+                faults += removed_faults(folder / name, subset)
+        if older.sources != newest.sources[: len(older.sources)]:
+            faults.append(
+                f"{folder}: generation {number} has other sources than the newest begins with."
+            )
+        faults += [
+            f"{folder / file}: missing, and generation {number} names it."
+            for file in sorted(files_of(older))
+            if not (folder / file).exists()
+        ]
+    return faults
+
+
+def _told_faults(folder: Path, manifest: Manifest) -> list[str]:
+    """Whether the last entry of the history says what the manifest itself says."""
+    last = manifest.history[-1]
+    own = generation_entry(manifest, last.made, last.selected)
+    differing = [
+        name for name in own.__struct_fields__ if getattr(own, name) != getattr(last, name)
+    ]
+    if not differing:
+        return []
+    return [
+        f"{folder}: its history says something else of generation {last.number} ({differing[0]})."
+    ]
+
+
+def _unsealed(entry: GenerationEntry) -> GenerationEntry:
+    """An entry as it was told while it was the newest, when nobody had the checksum of its manifest."""
+    return replace(entry, manifest="")
+
+
+def _goes_on(older: SubsetEntry, newer: SubsetEntry | None) -> bool:
+    if newer is None:
+        return False
+    layers = len(older.all_layers)
+    return (
+        newer.shards[: len(older.shards)] == older.shards
+        and newer.all_layers[:layers] == older.all_layers
+    )
+
+
+def removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
+    """What is wrong with the removed documents of a subset, whose shards are sound.
+
+    Args:
+        folder: of the subset.
+        subset: what the manifest says of it.
+    """
+    gone = subset.removed
+    if gone is None or subset.removed_file is None:
+        return []
+    path = folder / subset.removed_file
+    try:
+        removed, lengths = map_removed(folder, subset), map_lengths(folder, subset)
+        if xxhash.xxh3_128_hexdigest(map_file(path)) != gone.file:
+            return [f"{path}: checksum differs from the manifest's."]
+        tokens = int(lengths.take(removed).sum(dtype=np.int64))
+    except StoreError as error:
+        return [str(error)]
+    if tokens != gone.tokens:
+        return [f"{path}: its documents have {tokens:,} tokens, the manifest says {gone.tokens:,}."]
+    return []

@@ -1,0 +1,419 @@
+"""Generations: a store grows and shrinks by a new manifest over files that never change.
+
+What a generation adds is written under names that nothing has yet; then the old manifest is copied to
+``generations/``, and the new one renamed into its place. Whatever is killed in between, the store is
+the old generation or the new one, whole; files that no manifest names are cleared by the next change.
+"""
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreConflictError, StoreError
+from batchloom.core.locks import lock_alone
+from batchloom.store.format import (
+    GENERATIONS_NAME,
+    LOCK_NAME,
+    MANIFEST_NAME,
+    PAGE_NAME,
+    QUARANTINE_NAME,
+    REPORT_NAME,
+    SUBSETS,
+    WORK_NAME,
+    Counts,
+    LayerEntry,
+    Made,
+    Manifest,
+    SubsetEntry,
+    content_checksum,
+    decode_manifest,
+    generation_entry,
+    generation_name,
+    manifest_bytes,
+    map_origins,
+    map_removed,
+    map_sides,
+    of_generation,
+    read_manifest,
+    seal,
+)
+from batchloom.store.write import make_folder, sync_folder, write_file, writing
+
+# What the store itself writes beside its manifest; other files in its folder are nobody's business here.
+_OURS = {
+    "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.(json|html))(\.partial)?"),
+    GENERATIONS_NAME: re.compile(r"\d{5,}\.json(\.partial)?"),
+    **dict.fromkeys(
+        SUBSETS,
+        re.compile(
+            r"(shard_\d{5,9}\.(bin|idx|docs|mask|pairs|bands|media|blobs|blobsums)|(lengths|removed)(\.\d{5,})?\.u(32|64))(\.partial)?"
+        ),
+    ),
+}
+
+
+def next_shards(manifest: Manifest) -> dict[str, int]:
+    """Number of the next shard of each subset, whose numbering goes on through the generations."""
+    numbers = dict.fromkeys(SUBSETS, 0)
+    for name, subset in manifest.subsets.items():
+        taken = (int(shard.name.removeprefix("shard_")) for shard in subset.shards)
+        numbers[name] = max(taken, default=-1) + 1
+    return numbers
+
+
+def next_part(manifest: Manifest) -> int:
+    """Number of the next part, counted through the sources of all generations."""
+    return sum(len(source.parts) for source in manifest.sources)
+
+
+def successor(
+    base: Manifest, changed: Manifest, made: Made, selected: tuple[str, ...] = ()
+) -> Manifest:
+    """The manifest of the generation after ``base``.
+
+    Args:
+        base: the newest generation.
+        changed: the same with what is new in it; its number and history do not count.
+        made: how it came to be.
+        selected: the names that documents were removed by.
+    """
+    *earlier, last = base.all_history
+    last = replace(last, manifest=content_checksum(base))
+    grown = replace(changed, generation=base.generation + 1, history=())
+    entry = generation_entry(grown, made, selected)
+    return seal(replace(grown, history=(*earlier, last, entry)))
+
+
+def extended(base: Manifest, added: Manifest) -> Manifest:
+    """The manifest of ``base`` with the documents of a job behind its own, as the next generation.
+
+    Args:
+        base: the generation the job began on; a job that goes on after it was stopped gives the same one
+            again (``read_manifest(folder, number)``), also where this generation was made meanwhile.
+        added: what the job's manifest would be if its documents were a store of their own: its
+            sources, counts, shards, lengths and recipe. Its shards are numbered from
+            :func:`next_shards` on, the parts in its ``.docs`` from :func:`next_part` on, and its lengths
+            lie in the files of generation ``base.generation + 1``.
+
+    Raises:
+        StoreConflictError: it is of another tokenizer or dtype.
+    """
+    for name, old, new in (
+        ("tokenizer", base.tokenizer.fingerprint, added.tokenizer.fingerprint),
+        ("dtype", base.dtype, added.dtype),
+        ("processor", *(one.processor and one.processor.fingerprint for one in (base, added))),
+    ):
+        if old != new:
+            raise StoreConflictError(
+                f"The store has {name} {old} and the documents to append have {new}: a store is of one {name}. Append "
+                "with the store's own, or prepare another store."
+            )
+    number = base.generation + 1
+    pairs = {name: (base.subsets.get(name), added.subsets.get(name)) for name in SUBSETS}
+    subsets = {name: _joined(old, new, number) for name, (old, new) in pairs.items() if old or new}
+    changed = replace(
+        added,
+        tokenizer=base.tokenizer,
+        counts=_summed(base.counts, added.counts),
+        subsets=subsets,
+        subset_overrides={**base.subset_overrides, **added.subset_overrides},
+        sources=(*base.sources, *added.sources),
+    )
+    return successor(base, changed, "appended")
+
+
+def _joined(old: SubsetEntry | None, new: SubsetEntry | None, generation: int) -> SubsetEntry:
+    if new is None or not new.documents:
+        if old is None:
+            raise AssertionError("a subset is listed where it has documents")
+        return old
+    layer = LayerEntry(generation, new.documents, new.lengths, new.sums)
+    if old is None:
+        return replace(new, layers=(layer,))
+    return replace(
+        old,
+        documents=old.documents + new.documents,
+        tokens=old.tokens + new.tokens,
+        shards=(*old.shards, *new.shards),
+        layers=(*old.all_layers, layer),
+    )
+
+
+def _summed(old: Counts, new: Counts) -> Counts:
+    return Counts(
+        records=old.records + new.records,
+        documents=old.documents + new.documents,
+        tokens=old.tokens + new.tokens,
+        quarantined=old.quarantined + new.quarantined,
+        dropped=dict(sorted((Counter(old.dropped) + Counter(new.dropped)).items())),
+        further=old.further + new.further,
+    )
+
+
+def files_of(manifest: Manifest) -> set[str]:
+    """Every file that a generation cannot be without, named from the store's folder."""
+    found = set()
+    for name, subset in manifest.subsets.items():
+        found |= {f"{name}/{file}" for file in subset.length_files}
+        sums = zip(subset.length_sums_files, subset.all_layers, strict=True)
+        found |= {f"{name}/{file}" for file, layer in sums if layer.sums}
+        if subset.removed_file:
+            found.add(f"{name}/{subset.removed_file}")
+        for shard in subset.shards:
+            endings = ["bin", "idx", "docs"]
+            endings += ["mask"] if shard.mask else []
+            endings += ["pairs"] if shard.pairs else []
+            endings += ["bands"] if shard.bands else []
+            endings += ["sums"] if shard.sums else []
+            endings += ["media"] if shard.media else []
+            endings += ["blobs"] if shard.blobs else []
+            endings += ["blobsums"] if shard.blobsums else []
+            found |= {f"{name}/{shard.name}.{ending}" for ending in endings}
+    return found
+
+
+def sidecars_of(manifest: Manifest) -> set[str]:
+    """What jobs leave beside: the report of each generation, and the quarantine of those that read inputs."""
+    history = manifest.all_history
+    reports = {
+        of_generation(name, entry.number) for entry in history for name in (REPORT_NAME, PAGE_NAME)
+    }
+    return reports | {
+        of_generation(QUARANTINE_NAME, entry.number) for entry in history if entry.reads
+    }
+
+
+@contextlib.contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    """Be the only one who changes a store's manifest; the lock dies with the process.
+
+    Raises:
+        StoreConflictError: another process is at it.
+        OutputError: the store lies where nothing can be locked.
+    """
+    with writing(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock_alone(
+            descriptor,
+            folder,
+            busy=lambda: (
+                f"Another run is changing {folder}; wait for it, then give the command again."
+            ),
+            ended=f"{folder} has just been deleted or renamed; give the command again for the store that is meant.",
+            unable=lambda why: (
+                f"Cannot lock {folder}: {why}; a store is changed on a file system with locks."
+            ),
+        )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def add_generation(folder: Path, manifest: Manifest, *, staged: Path) -> None:
+    """Make a prepared generation the newest of a store; may be stopped anywhere and begun again.
+
+    Args:
+        folder: the store.
+        manifest: as :func:`extended` gives it for the newest generation; where that is this very one
+            already, nothing is left to do.
+        staged: a folder on the same file system that holds the new files as the store will: shards and
+            lengths by subset, ``quarantine.NNNNN.jsonl`` and ``report.NNNNN.json``. Files of other names
+            stay where they are.
+
+    Raises:
+        StoreConflictError: the store has become another generation since, another run is changing it,
+            or a file is missing.
+        StoreError: the manifest contradicts itself.
+        OutputError: the store cannot be written.
+    """
+    with changing(folder):
+        base = read_manifest(folder)
+        if content_checksum(base) == content_checksum(manifest):
+            clear_leftovers(folder, base)
+            return
+        _move_new(folder, base, manifest, staged)
+        commit(folder, base, manifest)
+
+
+def _move_new(folder: Path, base: Manifest, manifest: Manifest, staged: Path) -> None:
+    _check_base(folder, base, manifest)
+    own = files_of(manifest) - files_of(base)
+    touched = set()
+    for name in sorted(own | (sidecars_of(manifest) - sidecars_of(base))):
+        target = folder / name
+        make_folder(target.parent)
+        with writing(target), contextlib.suppress(FileNotFoundError):
+            # Where it is missing here, an earlier try moved it.
+            (staged / name).replace(target)
+            touched.add(target.parent)
+    for parent in sorted(touched):
+        sync_folder(parent)
+
+
+def _check_base(folder: Path, base: Manifest, manifest: Manifest) -> None:
+    if [entry.manifest for entry in manifest.history[-2:-1]] != [content_checksum(base)]:
+        raise StoreConflictError(
+            f"{folder} is generation {base.generation} now, and was another when this job began; begin the job anew."
+        )
+
+
+def commit(folder: Path, base: Manifest, manifest: Manifest) -> int:
+    """Replace a store's manifest, whose files all lie in place; gives back how many files that made needless.
+
+    The caller is :func:`changing` the store.
+
+    Args:
+        folder: the store.
+        base: what its manifest says.
+        manifest: what it is to say.
+
+    Raises:
+        StoreConflictError: the store has become another generation since, or a file is missing.
+        StoreError: the manifest contradicts itself.
+        OutputError: it cannot be written.
+    """
+    _check_base(folder, base, manifest)
+    decode_manifest(manifest_bytes(manifest), folder / MANIFEST_NAME)
+    missing = sorted(name for name in files_of(manifest) if not (folder / name).exists())
+    if missing:
+        raise StoreConflictError(
+            f"{folder / missing[0]} is missing, which generation {manifest.generation} would name; begin the job anew."
+        )
+    old = folder / generation_name(base.generation)
+    make_folder(old.parent)
+    write_file(old, manifest_bytes(base))
+    sync_folder(old.parent)
+    sync_folder(folder)
+    write_file(folder / MANIFEST_NAME, manifest_bytes(manifest))
+    sync_folder(folder)
+    return clear_leftovers(folder, manifest)
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Refuse a store into which a job is being prepared: its new files belong to nobody yet.
+
+    Raises:
+        StoreConflictError: it is one.
+    """
+    if (folder / WORK_NAME).is_dir():
+        _refuse_at_work(folder)
+        raise StoreConflictError(
+            f"{folder} holds an unfinished job: give its prepare command again, which goes on, or give it up by "
+            f"deleting {folder / WORK_NAME}; then give this command again."
+        )
+
+
+def _refuse_at_work(folder: Path) -> None:
+    """Refuse a store that a living process prepares into, whose work nobody may delete."""
+    path = folder / WORK_NAME / LOCK_NAME
+    if not path.is_file():
+        return
+    with writing(path), path.open() as lock:
+        lock_alone(
+            lock.fileno(),
+            path,
+            busy=lambda: (
+                f"Another run is preparing into {folder} (process {lock.read().strip() or 'unknown'}); wait for it, "
+                "then give this command again."
+            ),
+            ended=f"Another run into {folder} has just ended; give the command again.",
+        )
+
+
+def write_report(folder: Path, generation: int, facts: dict[str, Any]) -> None:
+    """Leave the sidecar that says when a generation was made.
+
+    Args:
+        folder: the store.
+        generation: its number.
+        facts: what is to be known besides.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    told = {"started": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
+    path = folder / of_generation(REPORT_NAME, generation)
+    write_file(path, msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+
+
+def clear_leftovers(folder: Path, newest: Manifest) -> int:
+    """Delete the files of generations that were compacted away or never came to be; how many.
+
+    Only files whose names a store gives; the caller is :func:`changing` it.
+
+    Raises:
+        StoreError: an older manifest is missing or damaged: then nothing is deleted.
+        OutputError: a file cannot be deleted.
+    """
+    named = {generation_name(number) for number in newest.readable[:-1]} | sidecars_of(newest)
+    for number in newest.readable:
+        named |= files_of(read_manifest(folder, number))
+    count = 0
+    for inner, pattern in _OURS.items():
+        place = folder / inner
+        with writing(place):
+            if not place.is_dir():
+                continue
+            with os.scandir(place) as scan:
+                found = [entry.name for entry in scan if pattern.fullmatch(entry.name)]
+            for name in found:
+                if (f"{inner}/{name}" if inner else name) not in named:
+                    (place / name).unlink(missing_ok=True)
+                    count += 1
+    return count
+
+
+class StoredDocuments(NamedTuple):
+    """Documents of one shard that are not removed.
+
+    Attributes:
+        hashes: XXH3-128 of their texts as (low, high) halves, uint64 [D, 2].
+        parts: the number of each one's part, uint32 [D].
+        sides: the side of each preference, uint8 [D]; None where they are none.
+    """
+
+    hashes: NDArray[np.uint64]
+    parts: NDArray[np.uint32]
+    sides: NDArray[np.uint8] | None
+
+
+def stored_documents(folder: Path, manifest: Manifest | None = None) -> Iterator[StoredDocuments]:
+    """All documents of a store that are not removed, a shard at a time, in store order.
+
+    Args:
+        folder: the store.
+        manifest: of one of its generations; None for the newest.
+
+    Raises:
+        StoreError: a file is missing or damaged.
+    """
+    manifest = manifest or read_manifest(folder)
+    for name, subset in manifest.subsets.items():
+        removed, first = map_removed(folder / name, subset), 0
+        for shard in subset.shards:
+            path = (folder / name / shard.name).with_suffix(".docs")
+            origins = map_origins(path)
+            if len(origins) != shard.documents:
+                raise StoreError(
+                    f"{path} has {len(origins)} documents, the manifest says {shard.documents}. The store is damaged: "
+                    "run batchloom check on it."
+                )
+            begin, end = removed.searchsorted([first, first + shard.documents])
+            kept = np.delete(np.arange(shard.documents), removed[begin:end] - first)
+            first += shard.documents
+            sides = None
+            if manifest.preferences:
+                pairs = path.with_suffix(".pairs")
+                sides = map_sides(pairs, shard.documents, manifest.preferences).sides[kept]
+            yield StoredDocuments(origins.hashes[kept], origins.parts[kept], sides)

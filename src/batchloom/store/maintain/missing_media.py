@@ -1,0 +1,64 @@
+"""A list of documents whose images or sounds are gone, as ``batchloom check --gone`` writes it and loaders take it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from batchloom.core.errors import InputError
+from batchloom.core.files import NOT_JSON, because, read_regular
+from batchloom.store.write import write_file
+
+_VERSION = 1
+
+
+class GoneOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of one subset: its fingerprint, which names its content wherever it lies, and the numbers of documents."""
+
+    fingerprint: str
+    documents: tuple[int, ...]
+
+
+class Gone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole list: the place of the store that was looked at, and its subsets by name."""
+
+    version: int
+    store: str
+    subsets: dict[str, GoneOf]
+
+
+def write_gone(path: Path, store: str, subsets: Mapping[str, GoneOf]) -> None:
+    """Write a list as JSON, aside and renamed.
+
+    Args:
+        path: of the file.
+        store: the place of the store, without what may be secret.
+        subsets: by name.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    found = Gone(_VERSION, store, dict(subsets))
+    write_file(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+
+
+def read_gone(path: Path) -> Gone:
+    """Read a list.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
+    remedy = "batchloom check STORE --gone FILE writes one"
+    try:
+        found = msgspec.json.decode(read_regular(path), type=Gone)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {because(error)}; {remedy}.") from error
+    except NOT_JSON as error:
+        raise InputError(
+            f"{path} is no list of documents whose images or audio are gone: {error}; {remedy}."
+        ) from error
+    if found.version != _VERSION:
+        raise InputError(
+            f"{path} has version {found.version}; this batchloom reads {_VERSION}; {remedy}."
+        )
+    return found

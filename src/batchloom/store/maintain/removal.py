@@ -1,0 +1,214 @@
+"""``remove``: a takedown. Documents become end tokens that are not trained, in a new generation."""
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from batchloom.core.errors import SettingsError
+from batchloom.core.files import refuse_url
+from batchloom.store.format import (
+    Manifest,
+    RemovedEntry,
+    are_removed,
+    read_manifest,
+    removed_bytes,
+    removed_name,
+    store_folder,
+)
+from batchloom.store.maintain.generations import (
+    changing,
+    commit,
+    refuse_unfinished,
+    successor,
+    write_report,
+)
+from batchloom.store.maintain.selection import Named, Selection, name_documents, name_sources
+from batchloom.store.read import Store, open_store
+from batchloom.store.write import sync_folder, write_file
+
+_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a removal did, or would do.
+
+    Attributes:
+        path: the store.
+        generation: number of the generation it made; None where nothing was to be removed, and of a
+            dry run.
+        documents: how many it removes.
+        tokens: their tokens.
+        by_source: name, documents and tokens of each source that loses some, in the order of the store.
+        before: how many of those named had been removed before.
+        absent: lines of the file that name nothing of the store.
+        left_out: lines of the file that name records of which the store has no document, though it was made of them:
+            they were duplicates, dropped, empty or bad, or are compacted away. The text of a duplicate stands under
+            another record, and its hash names it.
+        emptied: whether the store has no document after it.
+    """
+
+    path: Path
+    generation: int | None
+    documents: int
+    tokens: int
+    by_source: tuple[tuple[str, int, int], ...]
+    before: int
+    absent: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    emptied: bool = False
+
+
+def remove_documents(
+    path: str | os.PathLike[str],
+    *,
+    sources: Sequence[str] = (),
+    documents_file: str | os.PathLike[str] | None = None,
+    dry_run: bool = False,
+) -> Removal:
+    """Remove documents from a store, as its next generation: what was named reads as end tokens, untrained.
+
+    Lengths, numbers and plans survive. Older generations, and the shards themselves, hold the text until
+    :func:`~batchloom.store.compact_store`. Of a preference pair both sides go.
+
+    Args:
+        path: the store's folder.
+        sources: names of sources or data sets of the store, and globs of such.
+        documents_file: a file with a document a line: ``train:17``, 32 hex digits of its hash, or the name of a source
+            and the number of a record of it.
+        dry_run: look only.
+
+    Raises:
+        SettingsError: neither is given.
+        StoreMissingError, StoreError: there is no store, or it is damaged.
+        StoreConflictError: another run is changing the store, or a job into it is unfinished.
+        InputError: names that fit nothing, lines of no known form.
+        OutputError: the store cannot be written.
+    """
+    if not sources and documents_file is None:
+        raise SettingsError(["sources: missing; name sources, or give documents_file"])
+    refuse_url(path, "The store")
+    folder = store_folder(path)
+    base = read_manifest(folder)
+    with nullcontext() if dry_run else changing(folder):
+        base = read_manifest(folder)
+        named = Named()
+        name_sources(named, sources, base)
+        if documents_file is not None:
+            name_documents(named, Path(documents_file), base)
+        selection = Selection(named, base)
+        found = {name: _found_in(folder, name, base, selection) for name in base.subsets}
+        taken, before = _split(found)
+        told = _told(taken, base)
+        done = None
+        if not dry_run and told:
+            refuse_unfinished(folder)
+            done = _remove(folder, base, taken, tuple(sources))
+    return Removal(
+        folder,
+        done,
+        sum(documents for _, documents, _ in told),
+        sum(tokens for _, _, tokens in told),
+        told,
+        before,
+        selection.absent(),
+        selection.left_out(),
+        _none_left(found, taken),
+    )
+
+
+_Found = dict[str, tuple[Store, NDArray[np.int64]]]
+
+
+def _found_in(
+    folder: Path, name: str, base: Manifest, selection: Selection
+) -> tuple[Store, NDArray[np.int64]]:
+    """The open subset, and the numbers of its documents that are named."""
+    store = open_store(folder, name, generation=base.generation)
+    found = [
+        selection.of_shard(name, store.bounds[shard], store.shard_origins(shard))
+        for shard in range(store.shards)
+    ]
+    numbers = np.concatenate(found)
+    if base.preferences == "pairs":
+        numbers = np.unique(np.concatenate([numbers & ~1, numbers | 1]))
+    return store, numbers
+
+
+def _split(found: _Found) -> tuple[_Found, int]:
+    """What is still there of the found documents, and how many are not."""
+    taken: _Found = {}
+    before = 0
+    for name, (store, numbers) in found.items():
+        gone = are_removed(store.removed, numbers)
+        before += int(np.count_nonzero(gone))
+        if not gone.all():
+            taken[name] = store, numbers[~gone]
+    return taken, before
+
+
+def _none_left(found: _Found, taken: _Found) -> bool:
+    """Whether what is taken, and what was before, are all documents there are."""
+    stores = [store for store, _ in found.values()]
+    gone = sum(len(numbers) for _, numbers in taken.values())
+    return gone + sum(store.removed.size for store in stores) == sum(map(len, stores))
+
+
+def _told(taken: _Found, base: Manifest) -> tuple[tuple[str, int, int], ...]:
+    """Name, documents and tokens of each source that loses some."""
+    source_of = np.repeat(np.arange(len(base.sources)), [len(one.parts) for one in base.sources])
+    documents = np.zeros(len(base.sources), np.int64)
+    tokens = np.zeros(len(base.sources), np.int64)
+    for store, numbers in taken.values():
+        for shard in range(store.shards):
+            first, stop = store.bounds[shard], store.bounds[shard + 1]
+            begin, end = numbers.searchsorted([first, stop])
+            mine = numbers[begin:end]
+            of = source_of[store.shard_origins(shard).parts[mine - first]]
+            lengths = store.lengths.take(mine).astype(np.int64)
+            np.add.at(documents, of, 1)
+            np.add.at(tokens, of, lengths)
+    return tuple(
+        (base.sources[n].name, int(documents[n]), int(tokens[n]))
+        for n in np.flatnonzero(documents).tolist()
+    )
+
+
+def _remove(folder: Path, base: Manifest, taken: _Found, selected: tuple[str, ...]) -> int:
+    """Write what is removed from now on, and make it the newest generation; its number."""
+    number = base.generation + 1
+    subsets = dict(base.subsets)
+    for name, (store, numbers) in taken.items():
+        old = subsets[name].removed
+        gone = np.union1d(store.removed, numbers)
+        file = write_file(folder / name / removed_name(number), removed_bytes(gone))
+        sync_folder(folder / name)
+        tokens = int(store.lengths.take(numbers).sum(dtype=np.int64))
+        entry = RemovedEntry(
+            number,
+            int(gone.size),
+            tokens + (old.tokens if old else 0),
+            _trained(store, numbers) + (old.trained if old else 0),
+            file,
+        )
+        subsets[name] = replace(subsets[name], removed=entry)
+    write_report(folder, number, {"removed": selected})
+    commit(folder, base, successor(base, replace(base, subsets=subsets), "removed", selected))
+    return number
+
+
+def _trained(store: Store, numbers: NDArray[np.int64]) -> int:
+    """Trained tokens of documents, a bounded number of these at a time."""
+    trained = 0
+    for start in range(0, numbers.size, _AT_ONCE):
+        some = numbers[start : start + _AT_ONCE]
+        lengths = store.lengths.take(some).astype(np.int64)
+        masks = store.mask(some, np.zeros_like(some), lengths)
+        trained += sum(int(np.count_nonzero(mask)) for mask in masks)
+    return trained

@@ -1,0 +1,464 @@
+"""Verifying a store: every byte against its checksum, every id against the vocabulary."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.errors import BatchloomError, GenerationError, StoreError
+from batchloom.core.files import read_regular
+from batchloom.core.wording import counted
+from batchloom.store.format import (
+    COUNTED,
+    LENGTHS_NAME,
+    SMALL_FILE_LIMIT,
+    TOKEN_DTYPES,
+    BlockSums,
+    Manifest,
+    ShardEntry,
+    SubsetEntry,
+    are_removed,
+    blobs_fault,
+    map_bands,
+    map_file,
+    map_index,
+    map_lengths,
+    map_mask,
+    map_media,
+    map_origins,
+    map_sides,
+    pair_numbers,
+    read_manifest,
+    sums_of_file,
+)
+from batchloom.store.maintain.generation_verification import older_faults, removed_faults
+from batchloom.store.maintain.manifest_counts import count_faults
+from batchloom.store.read import Store, beginning, is_synthetic, open_store, read_processor_state
+
+_BLOCK = 8 << 20
+_SAMPLE_IDS = 64
+_NOISE_SAMPLE = 1 << 22
+# Text repeats its tokens hundreds of times more often than uniform noise; below this it is noise.
+_NOISE_FACTOR = 1.5
+_NOISE_PAIRS = 200.0
+_PREFERENCES = {
+    "pairs": "pairs: two documents each, the chosen answer and the rejected one",
+    "labels": "labels: each document is an answer called good or bad",
+}
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a check found.
+
+    Attributes:
+        path: what was checked.
+        kind: ``store``, ``prefix``, ``file`` or ``synthetic`` (data that is made up as it is read).
+        faults: one sentence each; none means sound.
+        facts: what was checked and counted, in order, for people to read.
+        sample: the beginning of a document, decoded.
+        data: ``real``, ``synthetic``, or ``unknown`` where the manifest, which says it, cannot be read. (Of what is
+            ``absent`` there is no verdict but an error.)
+        used: what a training would read of it.
+    """
+
+    path: str
+    kind: str
+    faults: list[str] = field(default_factory=list)
+    facts: dict[str, str | int] = field(default_factory=dict)
+    sample: str = ""
+    data: Literal["real", "synthetic", "unknown"] = "real"
+    used: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+
+def verify_store(
+    folder: Path,
+    progress: Callable[[int], None] | None = None,
+    *,
+    generation: int | None = None,
+    shard: Callable[[Path, ShardEntry], AbstractContextManager[None]] | None = None,
+    opened: Callable[[str, int], Store] | None = None,
+) -> Verdict:
+    """Check a whole store against its manifest: bytes, ids, and every count it states.
+
+    The newest generation holds the files of all that can be read, so that checking it checks these.
+
+    Args:
+        folder: the store.
+        progress: called with the number of bytes verified since the last call.
+        generation: an older one; None for the newest, and for what the older ones say of themselves.
+        shard: has the files of a shard, by their path without ending, in the folder while they are looked at; None
+            where all lie there.
+        opened: opens a subset of a generation; None where it lies there.
+
+    Raises:
+        StoreMissingError: there is no manifest.
+        GenerationError: there is no such generation.
+    """
+    verdict = Verdict(str(folder), "store")
+    shard = shard or (lambda _stem, _entry: nullcontext())
+    opened = opened or (lambda name, number: open_store(folder, name, generation=number))
+    try:
+        manifest = read_manifest(folder, generation)
+    except (FileNotFoundError, GenerationError):
+        raise
+    except StoreError as error:
+        verdict.faults.append(str(error))
+        verdict.data, verdict.used = "unknown", describe_use(verdict, {})
+        return verdict
+    verdict.data = "synthetic" if is_synthetic(manifest) else "real"
+    tick = progress or (lambda _: None)
+    for name, subset in manifest.subsets.items():
+        verdict.faults += _subset_faults(folder / name, manifest, subset, tick, shard)
+        gone = f", {subset.removed.documents:,} removed" if subset.removed else ""
+        verdict.facts[name] = (
+            f"{subset.documents:,} documents{gone}, {subset.tokens:,} tokens, {counted(len(subset.shards), 'shard')}"
+        )
+    if manifest.history:
+        verdict.facts["generation"] = _generations_of(manifest)
+        verdict.faults += older_faults(folder, manifest)
+    if manifest.processor is not None:
+        verdict.facts["processor"] = f"{manifest.processor.name}, {manifest.processor.fingerprint}"
+        try:
+            read_processor_state(
+                lambda name: read_regular(folder / name, SMALL_FILE_LIMIT),
+                folder,
+                manifest.processor,
+            )
+        except StoreError as error:
+            verdict.faults.append(str(error))
+    if manifest.preferences:
+        verdict.facts["preferences"] = _PREFERENCES[manifest.preferences]
+    if not verdict.faults:
+        try:
+            verdict.faults += count_faults(folder, manifest)
+        except StoreError as error:
+            verdict.faults.append(str(error))
+        _check_content(folder, manifest, verdict, opened)
+    counts = {name: subset.kept[0] for name, subset in manifest.subsets.items()}
+    older = "" if generation is None else f" --generation {generation}"
+    verdict.used = describe_use(verdict, counts, older)
+    return verdict
+
+
+def _generations_of(manifest: Manifest) -> str:
+    older = ", ".join(map(str, manifest.readable[:-1]))
+    return f"{manifest.generation} ({manifest.history[-1].made}); older ones that can be read: {older or 'none'}"
+
+
+def verify_synthetic(name: str) -> Verdict:
+    """Say what synthetic data is made of; there is nothing to verify.
+
+    Args:
+        name: as :func:`~batchloom.store.open_store` takes it.
+    """
+    store = open_store(name)
+    verdict = Verdict(name, "synthetic", data="synthetic")
+    verdict.facts["made of"] = str(store.path)
+    verdict.facts["documents"] = f"{len(store):,}, {store.tokens:,} tokens"
+    share = "every rank the same" if store.replicated else "every rank its share"
+    verdict.facts["ranks"] = f"{share} of each step"
+    verdict.sample = beginning(store.tokenizer, store[0].ids, _SAMPLE_IDS)
+    verdict.used = (
+        f"batchloom train --data {name} makes up {len(store):,} documents as it goes and reads nothing; "
+        f"batchloom prepare {name} --out STORE writes them"
+    )
+    return verdict
+
+
+def describe_use(verdict: Verdict, counts: dict[str, int], older: str = "") -> str:
+    """Describe the use of a store with so many documents in its subsets; ``older`` is the option of a generation."""
+    if verdict.faults:
+        return "nothing, before what is faulty is mended"
+    if verdict.facts.get("preferences"):
+        return "preference trainers read it (batchloom.store.Pairs and Labels), and batchloom train refuses it"
+    if not counts.get("train"):
+        return "nothing by batchloom train: it has no document of a subset train"
+    val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
+    made_up = " made-up" if verdict.data == "synthetic" else ""
+    documents = f"{counts['train']:,}{made_up} documents"
+    init = (
+        " --init FOLDER (of a model made for its processor)"
+        if verdict.facts.get("processor")
+        else ""
+    )
+    return f"batchloom train --data {verdict.path}{older}{init} reads the {documents} of subset train{val}"
+
+
+def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
+    """Check a bare Megatron prefix: that it opens, every id of it, and that it is not noise.
+
+    Args:
+        path: the prefix.
+        vocab_size: every id must be below it; None where the vocabulary is not known.
+    """
+    verdict = Verdict(str(path), "prefix")
+    try:
+        store = open_store(path)
+        verdict.facts["prefix"] = (
+            f"{len(store):,} documents, {store.tokens:,} tokens, {store.dtype.name}"
+        )
+        if not len(store):
+            verdict.faults.append(f"{path}: holds no documents.")
+            return verdict
+        if store.masked:
+            verdict.facts["trained"] = f"{store.trained_tokens:,} tokens, as {path}.mask says"
+        lowest, highest, _ = _scan(map_file(path.with_name(path.name + ".bin")), store.dtype)
+        ids = _sample_ids(store)
+    except FileNotFoundError:
+        raise
+    except StoreError as error:
+        verdict.faults.append(str(error))
+        return verdict
+    verdict.facts["ids"] = f"{lowest:,} to {highest:,}"
+    verdict.faults += _range_faults(f"{path}.bin", lowest, highest, vocab_size)
+    verdict.faults += _noise_faults(ids, vocab_size or highest + 1, str(path))
+    verdict.used = (
+        "nothing, before what is faulty is mended"
+        if verdict.faults
+        else f"batchloom train --data {path} reads the {len(store):,} documents of it as they are"
+    )
+    return verdict
+
+
+def _subset_faults(
+    folder: Path,
+    manifest: Manifest,
+    subset: SubsetEntry,
+    tick: Callable[[int], None],
+    here: Callable[[Path, ShardEntry], AbstractContextManager[None]],
+) -> list[str]:
+    faults = []
+    dtype = TOKEN_DTYPES[manifest.dtype]
+    try:
+        names = zip(subset.length_files, subset.length_sums_files, subset.all_layers, strict=True)
+        for file, sums, layer in names:
+            view = map_file(folder / file)
+            if xxhash.xxh3_128_hexdigest(view) != layer.lengths:
+                faults.append(f"{folder / file}: checksum differs from the manifest's.")
+            else:
+                faults += _length_sums_faults(folder / sums, view, layer.sums)
+        lengths = map_lengths(folder, subset)
+    except StoreError as error:
+        return [*faults, str(error)]
+    start, last = 0, -1
+    for shard in subset.shards:
+        own = lengths.slice(start, start + shard.documents)
+        start += shard.documents
+        stem = folder / shard.name
+        try:
+            with here(stem, shard):
+                faults += _shard_faults(
+                    stem, shard, own, dtype, manifest.tokenizer.vocab_size, tick
+                )
+                if manifest.preferences:
+                    found, last = _side_faults(stem, shard, manifest, last)
+                    faults += found
+                elif (path := stem.with_suffix(".pairs")).exists():
+                    faults.append(f"{path}: the manifest knows of no preferences.")
+        except StoreError as error:
+            faults.append(str(error))
+    return faults or removed_faults(folder, subset)
+
+
+def _shard_faults(
+    stem: Path,
+    shard: ShardEntry,
+    lengths: NDArray[np.uint32],
+    dtype: np.dtype[np.generic],
+    vocabulary: int,
+    tick: Callable[[int], None],
+) -> list[str]:
+    faults = []
+    index = map_index(stem.with_suffix(".idx"))
+    if not np.array_equal(index.lengths, lengths):
+        faults.append(f"{stem}.idx: its lengths differ from {LENGTHS_NAME}.")
+    if index.dtype != dtype:
+        faults.append(
+            f"{stem}.idx: holds {index.dtype.name} tokens, the manifest says {dtype.name}."
+        )
+    if len(map_origins(stem.with_suffix(".docs"))) != shard.documents:
+        faults.append(f"{stem}.docs: does not have the manifest's {shard.documents} documents.")
+    for suffix, expected in ((".idx", shard.idx), (".docs", shard.docs)):
+        if xxhash.xxh3_128_hexdigest(map_file(stem.with_suffix(suffix))) != expected:
+            faults.append(f"{stem}{suffix}: checksum differs from the manifest's.")
+    faults += _mask_faults(stem, shard) + _bands_faults(stem, shard)
+    faults += _media_faults(stem, shard, lengths)
+    view = map_file(stem.with_suffix(".bin"))
+    if len(view) != shard.bytes:
+        return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
+    sums = BlockSums()
+    lowest, highest, digest = _scan(view, dtype, tick, sums)
+    if digest != shard.bin:
+        faults.append(f"{stem}.bin: checksum differs from the manifest's.")
+    else:
+        faults += _sums_faults(stem.with_suffix(".sums"), shard.sums, sums)
+    return faults + _range_faults(f"{stem}.bin", lowest, highest, vocabulary)
+
+
+def _scan(
+    view: memoryview,
+    dtype: np.dtype[np.generic],
+    tick: Callable[[int], None] | None = None,
+    sums: BlockSums | None = None,
+) -> tuple[int, int, str]:
+    """Lowest and highest id of a ``.bin`` (0 where it is empty), and its checksum; its blocks' go into ``sums``."""
+    digest, ranges = xxhash.xxh3_128(), []
+    for begin in range(0, len(view), _BLOCK):
+        block = view[begin : begin + _BLOCK]
+        digest.update(block)
+        if sums:
+            sums.append(block)
+        ids = np.frombuffer(block, dtype)
+        ranges.append((int(ids.min()), int(ids.max())))
+        if tick:
+            tick(len(block))
+    lowest = min((low for low, _ in ranges), default=0)
+    return lowest, max((high for _, high in ranges), default=0), digest.hexdigest()
+
+
+def _range_faults(name: str, lowest: int, highest: int, vocabulary: int | None) -> list[str]:
+    """A fault when an id is negative or, where the vocabulary is known, beyond it."""
+    if lowest < 0:
+        return [f"{name}: holds negative token ids ({lowest})."]
+    if vocabulary is not None and highest >= vocabulary:
+        return [f"{name}: holds token id {highest}; the vocabulary has ids 0 to {vocabulary - 1}."]
+    return []
+
+
+def _mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
+    path = stem.with_suffix(".mask")
+    if shard.mask is None:
+        return [f"{path}: the manifest knows of no mask of this shard."] if path.exists() else []
+    mask = map_mask(path, shard.tokens)
+    faults = []
+    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.mask:
+        faults.append(f"{path}: checksum differs from the manifest's.")
+    if not mask.count() == mask.trained == shard.trained:
+        faults.append(
+            f"{path}: {mask.count():,} bits are set, its header says {mask.trained:,} trained tokens, "
+            f"the manifest {shard.trained:,}."
+        )
+    return faults
+
+
+def _bands_faults(stem: Path, shard: ShardEntry) -> list[str]:
+    path = stem.with_suffix(".bands")
+    if shard.bands is None:
+        return [f"{path}: the manifest knows of no bands of this shard."] if path.exists() else []
+    map_bands(path, shard.documents)
+    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.bands:
+        return [f"{path}: checksum differs from the manifest's."]
+    return []
+
+
+def _media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:
+    path, blobs = stem.with_suffix(".media"), stem.with_suffix(".blobs")
+    if shard.media is None:
+        return [f"{one}: the manifest knows of no media." for one in (path, blobs) if one.exists()]
+    media = map_media(path, shard.documents)
+    faults = [
+        f"{one}: checksum differs from the manifest's."
+        for one, stated in ((path, shard.media), (blobs, shard.blobs))
+        if stated is not None and xxhash.xxh3_128_hexdigest(map_file(one)) != stated
+    ]
+    ends = media.rows["start"].astype(np.int64) + media.rows["tokens"]
+    if (ends > lengths[media.rows["document"]]).any():
+        faults.append(f"{path}: media end behind their documents.")
+    if shard.blobs is not None:
+        faults += _sums_faults(stem.with_suffix(".blobsums"), shard.blobsums, sums_of_file(blobs))
+    for one, stated in ((path, shard.media_bytes), (blobs, shard.blobs_bytes)):
+        if stated is not None and len(map_file(one)) != stated:
+            faults.append(f"{one}: has {len(map_file(one)):,} bytes, the manifest says {stated:,}.")
+    return faults + list(filter(None, [blobs_fault(blobs, media)]))
+
+
+def _length_sums_faults(path: Path, view: memoryview, stated: str | None) -> list[str]:
+    sums = BlockSums(COUNTED)
+    sums.append(view)
+    return _sums_faults(path, stated, sums)
+
+
+def _sums_faults(path: Path, stated: str | None, found: BlockSums) -> list[str]:
+    """What is wrong with a ``.sums`` file: it is the one that its file gives, or older stores have none."""
+    if stated is None:
+        return [f"{path}: the manifest knows of no sums."] if path.exists() else []
+    data, head = found.to_bytes()
+    if map_file(path) == data and head == stated:
+        return []
+    return [f"{path}: it is not that of its file, or not the manifest's."]
+
+
+def _side_faults(
+    stem: Path, shard: ShardEntry, manifest: Manifest, last: int
+) -> tuple[list[str], int]:
+    """What is wrong with a shard's ``.pairs``, and its last pair; ``last`` is that of the shard before."""
+    path = stem.with_suffix(".pairs")
+    faults = []
+    sides = map_sides(path, shard.documents, manifest.preferences)
+    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.pairs:
+        faults.append(f"{path}: checksum differs from the manifest's.")
+    origins = map_origins(stem.with_suffix(".docs"))
+    if not np.array_equal(sides.pairs, pair_numbers(origins.parts, origins.records)):
+        faults.append(f"{path}: its pairs are not those of the records that its .docs names.")
+    if shard.documents and int(sides.pairs[0]) <= last:
+        faults.append(f"{path}: begins with a pair that a shard before it holds, or has passed.")
+    return faults, int(sides.pairs[-1]) if shard.documents else last
+
+
+def _check_content(
+    folder: Path, manifest: Manifest, verdict: Verdict, opened: Callable[[str, int], Store]
+) -> None:
+    """The tokenizer is the manifest's, a document decodes, and the tokens are not noise."""
+    filled = [name for name, subset in manifest.subsets.items() if subset.documents]
+    if not filled:
+        verdict.faults.append(f"{folder}: holds no documents.")
+        return
+    store = opened(filled[0], manifest.generation)
+    entry = manifest.tokenizer
+    verdict.facts["tokenizer"] = f"{entry.name}, {entry.vocab_size:,} ids, {entry.fingerprint}"
+    try:
+        tokenizer = store.tokenizer
+        for first in store.first(1):
+            verdict.sample = tokenizer.decode(store[first].ids[:_SAMPLE_IDS])
+    except BatchloomError as error:
+        verdict.faults.append(str(error))
+        return
+    # What says that it was made up may look like it.
+    if not store.synthetic:
+        verdict.faults += _noise_faults(_sample_ids(store), entry.vocab_size, str(folder))
+
+
+def _sample_ids(store: Store) -> NDArray[np.int64]:
+    """Tokens of documents spread evenly over the store, at most about four million."""
+    share = max(1, _NOISE_SAMPLE // 256)
+    numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
+    numbers = numbers[~are_removed(store.removed, numbers)]
+    found = [store[int(n)].ids[:share] for n in numbers]
+    return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+
+
+def _noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> list[str]:
+    """A fault when pairs of equal tokens are no more frequent than chance alone gives."""
+    pairs = ids.size * (ids.size - 1) / 2
+    if ids.size == 0 or int(ids.min()) < 0 or pairs / vocabulary < _NOISE_PAIRS:
+        return []
+    counts = np.unique(ids, return_counts=True)[1].astype(np.float64)
+    factor = float((counts * (counts - 1)).sum() / 2 / (pairs / vocabulary))
+    if factor < _NOISE_FACTOR:
+        fault = (
+            f"{name}: its tokens look like uniform noise (equal pairs {factor:.2f} times chance; text has "
+            "hundreds): they were made up, or written with another dtype."
+        )
+        return [fault]
+    return []

@@ -1,0 +1,8 @@
+"""Reading stores: local, remote and synthetic ones.
+
+Read `store_opening.py` and `store_reader.py` first.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,74 @@
+"""The lengths of a subset of which some documents alone are read: those of all others are 0."""
+
+from collections.abc import Callable
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.store.format import StoreLengths
+from batchloom.store.read.remote_lengths import FarLengths
+
+Ids = NDArray[np.int64]
+
+_AT_ONCE = 1 << 12
+
+
+@final
+class ChosenLengths:
+    """Lengths under which a plan serves the chosen documents and no other; numbers stay those of the subset.
+
+    Args:
+        whole: the lengths of all documents.
+        media: what the chosen ones hold, as ``open_store`` takes it.
+        is_chosen: of documents [N] whether each is one, bool [N].
+        chosen: how many there are.
+        tokens: of them together.
+
+    Attributes:
+        whole, media, chosen, tokens: as given.
+        size: documents of the subset, chosen or not.
+        layers: how many of them each generation added.
+    """
+
+    __slots__ = ("_is_chosen", "chosen", "layers", "media", "size", "tokens", "whole")
+
+    def __init__(
+        self,
+        whole: StoreLengths | FarLengths,
+        media: str,
+        is_chosen: Callable[[Ids], NDArray[np.bool_]],
+        chosen: int,
+        tokens: int,
+    ) -> None:
+        self.whole, self.media, self._is_chosen = whole, media, is_chosen
+        self.chosen, self.tokens = chosen, tokens
+        self.size, self.layers = whole.size, whole.layers
+
+    def take(self, documents: Ids) -> NDArray[np.uint32]:
+        """Lengths of these documents in tokens, 0 of those that are not chosen, uint32 of the same length."""
+        return np.where(self._is_chosen(documents), self.whole.take(documents), np.uint32(0))
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
+        """Lengths of documents ``start`` to ``stop - 1``, as of :meth:`take`."""
+        numbers = np.arange(start, min(stop, self.size))
+        return np.where(self._is_chosen(numbers), self.whole.slice(start, stop), np.uint32(0))
+
+
+def trained_among(
+    mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: ChosenLengths
+) -> int:
+    """Tokens of the chosen documents that are trained; looks at the mask of each.
+
+    Args:
+        mask: of spans of documents, as ``Store.mask`` gives it.
+        lengths: of the documents.
+    """
+    trained = 0
+    for start in range(0, lengths.size, _AT_ONCE):
+        numbers = np.arange(start, min(start + _AT_ONCE, lengths.size))
+        own = lengths.take(numbers).astype(np.int64)
+        some = own > 0
+        masks = mask(numbers[some], np.zeros(int(some.sum()), np.int64), own[some])
+        trained += sum(int(np.count_nonzero(one)) for one in masks)
+    return trained

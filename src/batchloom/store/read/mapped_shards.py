@@ -1,0 +1,227 @@
+"""Mapped shards: token ids are read in place, after each index was checked as a whole."""
+
+import contextlib
+import resource
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.store.format import Index, Manifest, checksum, map_file, map_index
+
+_STRETCH = 1 << 20
+_MOST_MAPPED = 2048
+_SPARE_FILES = 256
+_EDGE = 1 << 20
+
+
+@final
+class Shard(NamedTuple):
+    """One mapped ``.bin``/``.idx`` pair whose every document lies where ``pointers`` says.
+
+    Attributes:
+        pointers: byte position of each document, as a view that gives Python ints: scalar reads
+            through a cast memoryview cost a third of numpy's.
+        tokens: all token ids of the ``.bin``, in its own dtype [T].
+    """
+
+    pointers: memoryview
+    tokens: NDArray[Any]
+
+
+@final
+class Place(NamedTuple):
+    """Where a shard lies and how large it is; with the shard, where it was mapped already."""
+
+    stem: Path
+    documents: int
+    bytes: int
+    mapped: Shard | None = None
+
+
+def map_shard(place: Place, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> Shard:
+    """Map a shard of a store, and check all of its index against the store's ``lengths`` [documents].
+
+    Raises:
+        StoreError: the shard is missing, damaged, or contradicts the manifest or the lengths.
+    """
+    stem = place.stem
+    index = map_index(stem.with_name(stem.name + ".idx"))
+    if index.dtype != dtype:
+        raise StoreError(
+            f"{stem}.idx holds {index.dtype.name} tokens, the manifest says {dtype.name}."
+        )
+    if len(index.documents) - 1 != place.documents:
+        raise StoreError(
+            f"{stem}.idx holds {len(index.documents) - 1} documents, the manifest says {place.documents}."
+        )
+    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+    begins = ends - lengths.astype(np.int64) * dtype.itemsize
+    if not np.array_equal(index.lengths, lengths) or not np.array_equal(index.pointers, begins):
+        raise StoreError(
+            f"{stem}.idx and the subset's lengths.u32 contradict each other: documents are not where its index "
+            "points. The store is damaged: run batchloom check on it."
+        )
+    path = stem.with_name(stem.name + ".bin")
+    view = map_file(path)
+    if len(view) != place.bytes or place.bytes != (ends[-1] if ends.size else 0):
+        raise StoreError(
+            f"{path} has {len(view)} bytes, the manifest says {place.bytes} and its documents take "
+            f"{ends[-1] if ends.size else 0}. The store is damaged: run batchloom check on it."
+        )
+    return Shard(_scalars(index.pointers), np.frombuffer(view, dtype))
+
+
+def map_prefix(stem: Path) -> tuple[Shard, NDArray[np.uint32]]:
+    """Map a bare Megatron prefix; gives the lengths of its documents with it, uint32 [documents].
+
+    Raises:
+        StoreError: a file is missing or damaged, the two do not fit, documents overlap, or the
+            tokens are no integers.
+    """
+    index = map_index(stem.with_name(stem.name + ".idx"))
+    if index.dtype.kind not in "iu":
+        raise StoreError(
+            f"{stem}.idx holds {index.dtype.name} numbers, and token ids are integers: these are features or "
+            "scores, not tokens. Name the prefix of the tokens they were made of."
+        )
+    lengths = document_lengths(index, stem)
+    view = map_file(stem.with_name(stem.name + ".bin"))
+    needed = int(lengths.sum(dtype=np.int64)) * index.dtype.itemsize
+    if len(view) != needed:
+        raise StoreError(
+            f"{stem}.bin has {len(view)} bytes; its index describes {needed}: one of the two is cut short."
+        )
+    _refuse_overlap(index, stem)
+    pointers = index.pointers
+    if not document_is_sequence(index):
+        # The first sequence of an empty document may be past the last: nobody reads it.
+        first = np.minimum(index.documents[:-1], len(pointers) - 1)
+        pointers = pointers[first] if len(pointers) else np.zeros(len(first), np.int64)
+    return Shard(_scalars(pointers), np.frombuffer(view, index.dtype)), lengths
+
+
+def _scalars(pointers: NDArray[np.int64]) -> memoryview:
+    return pointers.view(np.uint8).data.cast("q")
+
+
+def _refuse_overlap(index: Index, stem: Path) -> None:
+    """Refuse an index whose sequences do not fill the ``.bin``, each byte once, in any order.
+
+    The sizes were compared before: where sequences lie apart, others overlap or lie outside.
+    """
+    expected = 0
+    for start in range(0, len(index.lengths), _STRETCH):
+        stretch = slice(start, start + _STRETCH)
+        sizes = index.lengths[stretch].astype(np.int64) * index.dtype.itemsize
+        ends = expected + np.cumsum(sizes)
+        if not np.array_equal(index.pointers[stretch], ends - sizes):
+            break
+        expected = int(ends[-1])
+    else:
+        return
+    # An empty sequence holds no byte, wherever it points.
+    filled = np.flatnonzero(index.lengths)
+    order = filled[np.argsort(index.pointers[filled], kind="stable")]
+    sizes = index.lengths[order].astype(np.int64) * index.dtype.itemsize
+    wrong = np.flatnonzero(index.pointers[order] != np.cumsum(sizes) - sizes)
+    if wrong.size:
+        sequence, should = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
+        raise StoreError(
+            f"{stem}.idx points sequence {sequence} to byte {index.pointers[sequence]} of the .bin, where the one "
+            f"before it ends at {should}: sequences overlap or leave gaps, so that documents hold tokens of others. "
+            "Make the prefix anew from its source."
+        )
+
+
+def document_is_sequence(index: Index) -> bool:
+    """Whether every document of a foreign index is exactly one sequence."""
+    count = len(index.lengths)
+    if len(index.documents) != count + 1:
+        return False
+    # In stretches, since an index of a billion documents must not be copied to compare it.
+    for start in range(0, count, _STRETCH):
+        stretch = index.documents[start : start + _STRETCH]
+        if not np.array_equal(stretch, np.arange(start, start + len(stretch))):
+            return False
+    return True
+
+
+def document_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
+    """Tokens of each document of a foreign index, uint32 [D - 1], after checking all of it.
+
+    A view of the index where every document is one sequence, which takes no memory.
+
+    Raises:
+        StoreError: bounds that run backwards, negative lengths, pointers between tokens, or
+            documents whose sequences do not lie one after the other.
+    """
+    plain = document_is_sequence(index)
+    itemsize = index.dtype.itemsize
+    for start in range(0, len(index.lengths), _STRETCH):
+        stretch = slice(start, start + _STRETCH)
+        if (index.lengths[stretch] < 0).any() or (index.pointers[stretch] % itemsize).any():
+            raise StoreError(
+                f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
+                "Make it anew from its source."
+            )
+    return index.lengths.view("<u4") if plain else _summed_lengths(index, stem)
+
+
+def _summed_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
+    """Tokens of documents of any number of sequences, which must lie one after the other."""
+    if (np.diff(index.documents) < 0).any():
+        raise StoreError(
+            f"{stem}.idx has document bounds that run backwards; it is damaged. Make it anew from its source."
+        )
+    ends = index.pointers + index.lengths.astype(np.int64) * index.dtype.itemsize
+    inner = np.ones(max(len(ends) - 1, 0), bool)
+    first = index.documents[:-1]
+    inner[first[(first > 0) & (first < len(ends))] - 1] = False
+    if (ends[:-1] != index.pointers[1:])[inner].any():
+        raise StoreError(
+            f"{stem}.idx has a document whose sequences do not lie one after the other; "
+            "merge it anew with Megatron's own tools."
+        )
+    sums = np.zeros(len(index.lengths) + 1, np.int64)
+    np.cumsum(index.lengths, out=sums[1:])
+    return np.diff(sums[index.documents]).astype(np.uint32)
+
+
+def prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
+    """Names a bare prefix: sizes, counts and the first and last MiB of each file."""
+    edges = {}
+    for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
+        view = map_file(stem.with_name(stem.name + suffix))
+        edges[suffix] = [len(view), checksum(view[:_EDGE]), checksum(view[-_EDGE:])]
+    return fingerprint({"prefix": edges, "dtype": dtype.name})
+
+
+def mapped_limit(shards: int, files: int) -> int:
+    """Shards kept mapped: each costs ``files`` descriptors of what the process may open.
+
+    A store of many shards raises the process's soft limit towards its hard one: a pool of the
+    default size touches up to about a thousand shards, and mapping them anew for each batch
+    costs 45 times the throughput.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files * min(shards, _MOST_MAPPED) + _SPARE_FILES
+    if 0 < soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = (soft - _SPARE_FILES) // files if soft > 0 else _MOST_MAPPED
+    return min(max(16, room), _MOST_MAPPED)
+
+
+def masked_shards(manifest: Manifest | None, split: str, places: list[Place]) -> frozenset[int]:
+    """Numbers of the shards with a ``.mask``."""
+    if manifest is None:
+        stem = places[0].stem
+        return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
+    shards = manifest.subsets[split].shards
+    return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)

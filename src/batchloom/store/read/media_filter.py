@@ -1,0 +1,93 @@
+"""The documents of a store that hold media of some kinds, or none, as a store of their own."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.medium import KINDS
+from batchloom.core.settings import nearest, shown
+from batchloom.store.format import StoreLengths
+from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.remote_lengths import FarLengths
+from batchloom.store.read.store_reader import Store
+from batchloom.store.read.stored_media import StoreMedia
+
+NONE, ANY = "none", "any"
+_TOGETHER = "+"
+# One for each set of kinds, by its bits in the order of KINDS.
+_SETS = 1 << len(KINDS)
+
+
+def media_word(asked: object) -> str:
+    """What documents are to hold, spelled one way: ``none``, ``any``, or kinds in the order of ``KINDS``.
+
+    Raises:
+        SettingsError: it is none of these.
+    """
+    words = asked.split(_TOGETHER) if isinstance(asked, str) else []
+    if asked in (NONE, ANY):
+        return str(asked)
+    if words and set(words) <= set(KINDS) and len(set(words)) == len(words):
+        return _TOGETHER.join(kind for kind in KINDS if kind in words)
+    known = (NONE, ANY, *KINDS)
+    hint = nearest(asked, known) if isinstance(asked, str) else ""
+    raise SettingsError(
+        [f"media: {shown(asked)} is none of {', '.join(known)}, or kinds joined by +{hint}"]
+    )
+
+
+def choose_by_media(store: Store, asked: object) -> Store:
+    """A store as it is, under whose lengths a plan serves only documents that hold what is asked for.
+
+    Which sets there are splits the documents: each is of exactly one.
+
+    Args:
+        store: one that is open, with all its documents.
+        asked: ``none``, ``any``, a kind (``image``: images and nothing else), or several joined by ``+``.
+
+    Raises:
+        SettingsError: it is none of these, or the store is a bare prefix or made up.
+        InputError: no document holds that; says what they hold.
+        StoreError: a file of media is missing or damaged.
+    """
+    media, lengths = media_word(asked), store.lengths
+    if store.manifest is None or not isinstance(lengths, StoreLengths | FarLengths):
+        raise SettingsError([f"media: only stores know of media, and {store.place} is none"])
+    known, chosen = StoreMedia(store), _chosen_sets(media)
+    documents, tokens = _totals(store, known, lengths)
+    if not documents[chosen].any():
+        held = [f"{documents[n]:,} {_word(n)}" for n in np.flatnonzero(documents).tolist()]
+        raise InputError(
+            f"{store.place} has no documents in subset {store.split} with media {media!r}; it has: {', '.join(held)}."
+        )
+
+    def is_chosen(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return chosen[known.kinds_of(numbers)]
+
+    count, total = int(documents[chosen].sum()), int(tokens[chosen].sum())
+    return store.with_lengths(ChosenLengths(lengths, media, is_chosen, count, total))
+
+
+def _word(kinds: int) -> str:
+    return _TOGETHER.join(kind for bit, kind in enumerate(KINDS) if kinds >> bit & 1) or NONE
+
+
+def _chosen_sets(media: str) -> NDArray[np.bool_]:
+    """Of each set of kinds whether a document that holds exactly it is meant, bool [sets]."""
+    if media == ANY:
+        return np.arange(_SETS) > 0
+    return np.array([_word(kinds) == media for kinds in range(_SETS)])
+
+
+def _totals(
+    store: Store, media: StoreMedia, lengths: StoreLengths | FarLengths
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Documents and tokens of the documents that hold each set of kinds, int64 [sets] each."""
+    documents, tokens = np.zeros(_SETS, np.int64), np.zeros(_SETS, np.int64)
+    for shard in range(store.shards):
+        numbers, kinds = media.holding(shard)
+        documents += np.bincount(kinds, minlength=_SETS)
+        tokens += np.bincount(kinds, lengths.take(numbers), _SETS).astype(np.int64)
+    # The lengths of those that hold none, most of a store perhaps, are not looked at.
+    documents[0], tokens[0] = len(store) - documents.sum(), store.tokens - tokens.sum()
+    return documents, tokens

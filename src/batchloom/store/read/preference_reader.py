@@ -1,0 +1,161 @@
+"""What preference trainers read of a store: pairs of answers to one prompt, and labelled answers."""
+
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, StoreError
+from batchloom.core.settings import shown, whole
+from batchloom.store.format import CHOSEN, GOOD, are_removed
+from batchloom.store.read.store_reader import Store
+
+Example = dict[str, Any]
+
+
+@final
+class Pairs:
+    """The preference pairs of a store, one by one as preference trainers take them.
+
+    ``pairs[n]`` is a dict of lists of ids: ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, what
+    TRL's ``DataCollatorForPreference`` takes. Prompt and answer together are the document, to the
+    last token. A map-style dataset, read from the mapped shards.
+
+    Args:
+        store: an open store of pairs.
+
+    Attributes:
+        store: the same.
+
+    Raises:
+        InputError: the store holds no pairs.
+        StoreError: a ``.pairs`` file is missing or damaged.
+    """
+
+    def __init__(self, store: Store) -> None:
+        if store.preferences != "pairs":
+            raise InputError(_others(store, "preference pairs", "chosen and rejected columns"))
+        self.store = store
+        for shard in range(store.shards):
+            store.shard_sides(shard)
+        # Both documents of a pair are removed or none.
+        self._kept = _kept(store, 2)
+
+    def __len__(self) -> int:
+        return int(self._kept.size)
+
+    @cached_property
+    def ids(self) -> NDArray[np.uint64]:
+        """The id of each pair, ascending, uint64 [pairs]."""
+        found = [self.store.shard_sides(shard).pairs[::2] for shard in range(self.store.shards)]
+        ids: NDArray[np.uint64] = np.concatenate(found)[self._kept // 2]
+        return ids
+
+    @property
+    def chosen(self) -> NDArray[np.int64]:
+        """Number of each pair's chosen document in the store, int64 [pairs]."""
+        return self._kept
+
+    @property
+    def rejected(self) -> NDArray[np.int64]:
+        """Number of each pair's rejected document in the store, int64 [pairs]."""
+        return self._kept + 1
+
+    def __getitem__(self, asked: int) -> Example:
+        first = int(self._kept[_checked(asked, len(self), "pair")])
+        (chosen, start), (rejected, other) = _answers(self.store, [first, first + 1])
+        if chosen[:start] != rejected[:other]:
+            raise StoreError(
+                f"Documents {first} and {first + 1} of {self.store.path} are a pair and have different prompts. The "
+                "store is damaged: run batchloom check on it."
+            )
+        return {
+            "prompt_ids": chosen[:start],
+            "chosen_ids": chosen[start:],
+            "rejected_ids": rejected[start:],
+        }
+
+
+@final
+class Labels:
+    """The answers of a store that somebody called good or bad, as KTO trainers take them.
+
+    ``labels[n]`` is a dict: ``prompt_ids`` and ``completion_ids`` (lists of ids) and ``label``, what
+    TRL's ``DataCollatorForUnpairedPreference`` takes. Of a store of pairs each chosen answer is a
+    good one and each rejected answer a bad one.
+
+    Args:
+        store: an open store of labelled answers or of pairs.
+
+    Attributes:
+        store: the same.
+        good: whether each answer is called good, bool [answers].
+
+    Raises:
+        InputError: the store holds no preferences.
+        StoreError: a ``.pairs`` file is missing or damaged.
+    """
+
+    def __init__(self, store: Store) -> None:
+        if not store.preferences:
+            raise InputError(_others(store, "labelled answers", "a column label"))
+        self.store = store
+        found = [store.shard_sides(shard).sides for shard in range(store.shards)]
+        self._kept = _kept(store, 1)
+        self.good: NDArray[np.bool_] = np.isin(np.concatenate(found)[self._kept], (GOOD, CHOSEN))
+
+    def __len__(self) -> int:
+        return int(self._kept.size)
+
+    def __getitem__(self, asked: int) -> Example:
+        number = _checked(asked, len(self), "document")
+        ((ids, start),) = _answers(self.store, [int(self._kept[number])])
+        return {
+            "prompt_ids": ids[:start],
+            "completion_ids": ids[start:],
+            "label": bool(self.good[number]),
+        }
+
+
+def _kept(store: Store, every: int) -> NDArray[np.int64]:
+    """Numbers of every ``every``-th document that is not removed, int64."""
+    numbers = np.arange(0, len(store), every)
+    return numbers[~are_removed(store.removed, numbers)]
+
+
+def _others(store: Store, wanted: str, columns: str) -> str:
+    return (
+        f"{store.path} holds no {wanted}: prepare data with {columns} (docs/schemas.md); other documents are read "
+        "with batchloom.Loader."
+    )
+
+
+def _checked(asked: object, count: int, noun: str) -> int:
+    number = whole(asked)
+    if number is None:
+        raise TypeError(f"A {noun} is taken by a whole number, not by {shown(asked)}.")
+    if not -count <= number < count:
+        raise IndexError(f"There is no {noun} {number}: there are {count:,}, numbered from 0.")
+    return number % count
+
+
+def _answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int]]:
+    """Of each document its ids, and where its answer begins: at the first token that is trained."""
+    documents = np.array(numbers, np.int64)
+    starts, lengths = np.zeros_like(documents), store.lengths.take(documents).astype(np.int64)
+    found = []
+    for number, ids, trained in zip(
+        numbers,
+        store.read(documents, starts, lengths),
+        store.mask(documents, starts, lengths),
+        strict=True,
+    ):
+        start = ids.size - int(np.count_nonzero(trained))
+        if start == ids.size or not trained[start:].all():
+            raise StoreError(
+                f"Document {number} of {store.path} is a preference, and what its mask trains is not the end of it. "
+                "The store is damaged: run batchloom check on it."
+            )
+        found.append((ids.tolist(), start))
+    return found

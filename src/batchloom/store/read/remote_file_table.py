@@ -1,0 +1,172 @@
+"""The files of a subset that lies elsewhere: how large each is, how it is checked, and its blocks among all.
+
+The blocks of all files are numbered through, file by file, so that what is wanted, what is kept and what is
+claimed are numbers alone. Between two files one number belongs to none.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.remote import BLOCK, Extents, joined
+from batchloom.store.format import (
+    COUNTED,
+    HEADER,
+    PAIR_ROW_BYTES,
+    PLAIN,
+    PROVENANCE_ROW_BYTES,
+    TOKEN_DTYPES,
+    LayerEntry,
+    Manifest,
+    ShardEntry,
+    SubsetEntry,
+    entries_of,
+    head_bytes,
+)
+
+# whole: as one, by its checksum; blocks: each by an entry; entries: by the roots in their head.
+Checked = Literal["whole", "blocks", "entries", "nothing"]
+
+
+class FarFile(NamedTuple):
+    """One file; of a ``.sums`` its head and its entries are two.
+
+    Attributes:
+        name: under the store's URL.
+        size: in bytes, as the manifest gives it.
+        checksum: in the manifest; it names the content.
+        checked: how.
+        beside: number of the file that its blocks are checked by; -1 without one.
+        width: of a file checked by blocks the bytes of an entry.
+        covers: of a head the bytes of the file that it is for.
+        at: where it begins in the file of its name.
+        base: number of its first block.
+    """
+
+    name: str
+    size: int
+    checksum: str
+    checked: Checked = "whole"
+    beside: int = -1
+    width: int = 0
+    covers: int = 0
+    at: int = 0
+    base: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it has."""
+        return -(-self.size // BLOCK)
+
+
+@final
+class FarFiles:
+    """The files of a subset, numbered.
+
+    Attributes:
+        files: all of them.
+        lengths, bins, masks, docs, pairs, media, blobs: numbers of the files of each layer or shard; -1 for one that
+            is not there.
+        removed: number of the file of removed documents; -1 without one.
+        bases: first block of each file, ascending, int64.
+        sizes: bytes of each file, int64.
+        by_blocks: whether the blocks of each are checked one by one, bool.
+        dense: 1 for lengths and checksums, of which a little is used for many tokens, 0 for others.
+        keys: low and high half of what names the content of each, uint64 [N, 2].
+    """
+
+    def __init__(self, manifest: Manifest, subset: str) -> None:
+        self.files: list[FarFile] = []
+        self._next = 0
+        entry = manifest.subsets[subset]
+        itemsize = TOKEN_DTYPES[manifest.dtype].itemsize
+        self.lengths = [self._lengths(subset, *one) for one in _layers(entry)]
+        self.removed = -1
+        if entry.removed:
+            size = HEADER.size + 8 * entry.removed.documents
+            self.removed = self._whole(f"{subset}/{entry.removed_file}", size, entry.removed.file)
+        self.bins: list[int] = []
+        self.masks: list[int] = []
+        self.docs: list[int] = []
+        self.pairs: list[int] = []
+        self.media: list[int] = []
+        self.blobs: list[int] = []
+        for shard in entry.shards:
+            stem = f"{subset}/{shard.name}"
+            bin_ = FarFile(f"{stem}.bin", shard.tokens * itemsize, shard.bin, "nothing")
+            self.bins.append(self._summed(bin_, f"{stem}.sums", shard.sums, PLAIN))
+            mask = HEADER.size + (shard.tokens + 7) // 8
+            self.masks.append(self._whole(f"{stem}.mask", mask, shard.mask))
+            docs = HEADER.size + PROVENANCE_ROW_BYTES * shard.documents
+            self.docs.append(self._whole(f"{stem}.docs", docs, shard.docs))
+            pairs = HEADER.size + PAIR_ROW_BYTES * shard.documents
+            self.pairs.append(self._whole(f"{stem}.pairs", pairs, shard.pairs))
+            self.media.append(self._whole(f"{stem}.media", shard.media_bytes or 0, shard.media))
+            self.blobs.append(self._blobs(stem, shard))
+        self.bases = np.array([one.base for one in self.files], np.int64)
+        self.by_blocks = np.array([one.checked == "blocks" for one in self.files], bool)
+        dense = [one.checked == "entries" or one.width == COUNTED for one in self.files]
+        self.dense = np.array(dense, np.int64)
+        self.sizes = np.array([one.size for one in self.files], np.int64)
+        self.keys = np.array([_key(one) for one in self.files], np.uint64).reshape(-1, 2)
+
+    def _lengths(self, subset: str, file: str, beside: str, layer: LayerEntry) -> int:
+        lengths = FarFile(f"{subset}/{file}", 4 * layer.documents, layer.lengths)
+        return self._summed(lengths, f"{subset}/{beside}", layer.sums, COUNTED)
+
+    def _summed(self, file: FarFile, name: str, checksum: str | None, width: int) -> int:
+        """Add a file, and its ``.sums`` where it has one."""
+        if checksum is None:
+            return self._add(file)
+        size = head_bytes(file.size, width)
+        head = self._add(FarFile(name, size, checksum, width=width, covers=file.size))
+        own = entries_of(file.size) * width
+        entries = self._add(FarFile(name, own, checksum, "entries", head, at=size))
+        return self._add(file._replace(checked="blocks", beside=entries, width=width))
+
+    def _blobs(self, stem: str, shard: ShardEntry) -> int:
+        """Add the media that a shard holds, and their checksums; -1 where it holds none."""
+        if shard.blobs is None or shard.blobs_bytes is None:
+            return -1
+        file = FarFile(f"{stem}.blobs", shard.blobs_bytes, shard.blobs, "nothing")
+        return self._summed(file, f"{stem}.blobsums", shard.blobsums, PLAIN)
+
+    def _whole(self, name: str, size: int, checksum: str | None) -> int:
+        return -1 if checksum is None else self._add(FarFile(name, size, checksum))
+
+    def _add(self, file: FarFile) -> int:
+        self.files.append(file._replace(base=self._next))
+        self._next += file.blocks + 1
+        return len(self.files) - 1
+
+    def of(self, extents: Extents) -> NDArray[np.int64]:
+        """Number of the file of each extent."""
+        return self.bases.searchsorted(extents[:, 0], side="right") - 1
+
+    def rounded(self, extents: Extents, unit: int) -> Extents:
+        """Extents made whole units of so many blocks, counted in each file."""
+        numbers = self.of(extents)
+        bases = self.bases[numbers]
+        ends = bases + np.array(
+            [self.files[number].blocks for number in numbers.tolist()], np.int64
+        )
+        starts = bases + (extents[:, 0] - bases) // unit * unit
+        stops = bases - (bases - extents[:, 1]) // unit * unit
+        return joined(starts, np.minimum(stops, ends))
+
+    def extents(self, numbers: Iterable[int]) -> Extents:
+        """All blocks of some files."""
+        found = [self.files[number] for number in numbers]
+        return joined([one.base for one in found], [one.base + one.blocks for one in found])
+
+
+def _key(file: FarFile) -> tuple[int, int]:
+    """Low and high half of the checksum; entries are told from their head, which has the same, by one bit."""
+    whole = int(file.checksum, 16)
+    return whole & (1 << 64) - 1 ^ int(file.checked == "entries"), whole >> 64
+
+
+def _layers(entry: SubsetEntry) -> Iterator[tuple[str, str, LayerEntry]]:
+    return zip(entry.length_files, entry.length_sums_files, entry.all_layers, strict=True)

@@ -1,0 +1,407 @@
+"""A subset of a store that lies elsewhere: its tokens, masks and further files, as a Store reads them."""
+
+import contextlib
+import os
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.addresses import check_address, shown
+from batchloom.core.errors import SettingsError, StoreError, StoreMissingError
+from batchloom.core.settings import shown as shown_value, whole
+from batchloom.remote import (
+    BLOCK,
+    LOG,
+    BlockCache,
+    Extents,
+    Ranges,
+    fetch,
+    first_contact,
+    info_of,
+    joined,
+    no_data,
+)
+from batchloom.store.format import (
+    MANIFEST_NAME,
+    NOT_HELD,
+    SMALL_FILE_LIMIT,
+    TOKEN_DTYPES,
+    Manifest,
+    Mask,
+    MediaRows,
+    Origins,
+    Sides,
+    beyond,
+    manifest_of_generation,
+    mask_of,
+    media_of,
+    origin_columns,
+    origins_of,
+    removed_of,
+    sides_of,
+)
+from batchloom.store.read.remote_blocks import TRIES, FarBlocks
+from batchloom.store.read.remote_file_table import FarFiles
+from batchloom.store.read.remote_lengths import WHOLE, FarLengths, WholeLengths
+
+Verify = Literal["off", "first-read", "full"]
+VERIFY: tuple[str, ...] = get_args(Verify)
+CACHE_LIMIT = 50 * 10**9
+# A subset that may be fetched whole: the cache holds it, and what else there is.
+_ROOM = 2
+# Blocks that come together then: 256 KiB.
+_AROUND = 64
+# Shards whose media are kept in memory, as stored_media keeps those of files.
+_MEDIA_KEPT = 256
+# A small file of up to so many bytes takes one request; of a larger one its size is asked for first.
+_FIRST_BYTES = 8 << 20
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FarSettings:
+    """How a store that lies elsewhere is read.
+
+    Attributes:
+        cache: folder of the blocks that are kept, for all stores and all processes of a node; None for
+            ``batchloom/blocks`` in the user's cache folder.
+        limit: bytes that are kept there at most.
+        verify: see :func:`~batchloom.store.open_store`.
+    """
+
+    cache: Path | None = None
+    limit: int = CACHE_LIMIT
+    verify: Verify = "first-read"
+
+    def __post_init__(self) -> None:
+        problems = []
+        if whole(self.limit) is None or self.limit < 1:
+            problems.append(f"cache_limit: {shown_value(self.limit)} is no number of bytes above 0")
+        if self.verify not in VERIFY:
+            problems.append(f"verify: {shown_value(self.verify)} is none of {', '.join(VERIFY)}")
+        if problems:
+            raise SettingsError(problems)
+
+    @property
+    def folder(self) -> Path:
+        """The cache."""
+        if self.cache is not None:
+            return self.cache.expanduser().absolute()
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return home / "batchloom" / "blocks"
+
+
+def read_far_manifest(url: str, generation: int | None = None) -> Manifest:
+    """Read and check the manifest of the store at a URL.
+
+    Args:
+        url: of the store's folder.
+        generation: an older one; None for the newest.
+
+    Raises:
+        StoreMissingError: there is none.
+        GenerationError, StoreError: as :func:`~batchloom.store.read_manifest`.
+        InputError: it cannot be reached, or may not be read.
+    """
+    check_address(url)
+    base = url.rstrip("/")
+    return manifest_of_generation(partial(_file, base), shown(base), generation, TRIES)
+
+
+def _file(base: str, name: str) -> bytes:
+    """All of a small file; raises FileNotFoundError where there is none."""
+    url = f"{base}/{name}"
+    try:
+        data = first_contact(url, lambda: fetch(url, 0, _FIRST_BYTES, _FIRST_BYTES))
+        if len(data) == _FIRST_BYTES:
+            size = int(first_contact(url, lambda: info_of(url))["size"])
+            if size > SMALL_FILE_LIMIT:
+                raise StoreError(
+                    f"{shown(url)} cannot be read: it has {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} are read; "
+                    "check the address."
+                )
+            if size > _FIRST_BYTES:
+                data += first_contact(url, lambda: fetch(url, _FIRST_BYTES, size, size))
+    except FileNotFoundError:
+        if name != MANIFEST_NAME:
+            raise
+        raise StoreMissingError(
+            f"There is no store at {shown(base)}: it has no {MANIFEST_NAME}, which is written last. Give the prepare "
+            "command again where it is unfinished, or check the address."
+        ) from None
+    # No file of a store begins so.
+    if data[:64].lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        raise no_data(url)
+    return data
+
+
+@final
+class FarSubset:
+    """One subset of a store elsewhere.
+
+    Args:
+        url: of the store's folder.
+        subset: its name.
+        manifest: of the generation that is open.
+        settings: how it is read.
+
+    Attributes:
+        url, settings: as given.
+        lengths: lengths of the documents.
+    """
+
+    def __init__(self, url: str, subset: str, manifest: Manifest, settings: FarSettings) -> None:
+        self.url, self.settings = url.rstrip("/"), settings
+        entry = self._entry = manifest.subsets[subset]
+        self._preferences = manifest.preferences
+        history = manifest.all_history
+        # Generations share what they have in common.
+        named = next(filter(None, (one.fingerprints.get(subset) for one in history)), subset)
+        self._files = FarFiles(manifest, subset)
+        cache = BlockCache(settings.folder, named, settings.limit)
+        self._blocks = FarBlocks(Ranges(self.url), self._files, cache, settings.verify)
+        self._dtype = TOKEN_DTYPES[manifest.dtype]
+        _OPEN.add(self._blocks)
+        if not all(shard.sums for shard in entry.shards):
+            LOG.warning(
+                "%s was written by an older batchloom and has no checksums of blocks: what comes of its tokens is "
+                "not checked. Prepare it anew, or copy it here and run batchloom check on it.",
+                shown(self.url),
+            )
+        layers = [layer.documents for layer in entry.all_layers]
+        small = sum(layers) <= WHOLE or not all(layer.sums for layer in entry.all_layers)
+        ends = np.cumsum([0, *(shard.documents for shard in entry.shards)])
+        tokens = np.cumsum([0, *(shard.tokens for shard in entry.shards)])
+        of_layers = np.diff(tokens[ends.searchsorted(np.cumsum([0, *layers]))]).tolist()
+        self._where: WholeLengths | FarLengths = (
+            WholeLengths(self._blocks) if small else FarLengths(self._blocks, layers, of_layers)
+        )
+        self.lengths = self._where.lengths
+        self._documents, self._tokens = ends, tokens
+        files = self._files.files
+        self._itself = sum(shard.bytes + (shard.blobs_bytes or 0) for shard in entry.shards)
+        self._media: dict[int, MediaRows] = {}
+        bins = BLOCK * np.array([files[number].base for number in self._files.bins], np.int64)
+        # From the tokens of the subset before a document to where it lies among the blocks of all files.
+        self._shifts = bins - tokens[:-1] * self._dtype.itemsize
+        self._ends = ends[1:]
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes that this process fetched of the subset."""
+        return self._blocks.received
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[Any]]:
+        """The ids of spans of documents, as views of what is kept.
+
+        Raises:
+            StoreError: a shard is gone, or was changed.
+            InputError: it cannot be reached.
+        """
+        begins, sizes = self._bytes(documents, starts, lengths)
+        return self._blocks.read(begins, sizes, self._dtype)
+
+    @property
+    def bytes_a_token(self) -> int:
+        """Bytes that come for a token of the subset on average, with the media that it holds."""
+        tokens = int(self._tokens[-1])
+        return max(self._dtype.itemsize, -(-self._itself // max(tokens, 1)))
+
+    def fetch(self, documents: Ids, block: int, removed: NDArray[np.bool_]) -> None:
+        """Have documents here, and their neighbours in blocks of so many documents; of media those held of documents.
+
+        Where a plan permutes single documents and all of the subset has room in the cache, what lies around
+        them comes too: it is used later, and requests for a few KiB each are slow.
+
+        Args:
+            documents: their numbers, ascending [N].
+            block: documents of a block.
+            removed: which of them were removed, of which no media are read.
+
+        Raises:
+            StoreError, InputError: as :meth:`read`.
+        """
+        if not documents.size:
+            return
+        wanted = self._with_neighbours(documents, block)
+        if block == 1 and self._itself * _ROOM <= self.settings.limit:
+            wanted = self._files.rounded(wanted, _AROUND)
+        self._blocks.obtain(wanted)
+        # What of media is gone or damaged is told by who reads it, with its document.
+        with contextlib.suppress(StoreError):
+            self._blocks.obtain(self._held(documents[~removed]))
+
+    @property
+    def here(self) -> bool:
+        """Whether all tokens and media of the subset are on this machine and known to be right: nothing is to come."""
+        files = self._files
+        media = [number for number in (*files.media, *files.blobs) if number >= 0]
+        return self._blocks.here([*files.bins, *media])
+
+    def _held(self, documents: Ids) -> Extents:
+        """The blocks of 4 KiB that hold the media of documents."""
+        shards = self._ends.searchsorted(documents, side="right")
+        starts, stops = [], []
+        for shard in np.unique(shards).tolist():
+            if self._files.blobs[shard] < 0:
+                continue
+            wanted = np.zeros(self._entry.shards[shard].documents, bool)
+            wanted[documents[shards == shard] - self._documents[shard]] = True
+            rows = self.media(shard).rows
+            size = self._files.files[self._files.blobs[shard]].size
+            mine = rows[wanted[rows["document"]] & (rows["blob"] != NOT_HELD)]
+            # What a damaged file says lies elsewhere is told by who reads it.
+            mine = mine[(mine["blob"] <= size) & (mine["size"] <= size)]
+            mine = mine[mine["blob"] + mine["size"] <= size]
+            begins = self._blob_begin(shard) + mine["blob"].astype(np.int64)
+            starts.append(begins // BLOCK)
+            stops.append(-(-(begins + mine["size"].astype(np.int64)) // BLOCK))
+        if not starts:
+            return joined([], [])
+        return joined(np.concatenate(starts), np.concatenate(stops))
+
+    def _blob_begin(self, shard: int) -> int:
+        """Where the ``.blobs`` of a shard begins among the blocks of all files, in bytes."""
+        return BLOCK * self._files.files[self._files.blobs[shard]].base
+
+    def media(self, shard: int) -> MediaRows:
+        """The ``.media`` of a shard that has one; those of some shards are kept.
+
+        Raises:
+            StoreError: it is gone, was changed, or contradicts itself; or the manifest does not say how large it is.
+            InputError: it cannot be reached.
+        """
+        found = self._media.get(shard)
+        if found is None:
+            entry = self._entry.shards[shard]
+            if entry.media_bytes is None:
+                raise StoreError(
+                    f"The manifest of {shown(self.url)} does not say how large the media files of {entry.name} are, as "
+                    "those of older stores: copy the store here, or prepare the data again."
+                )
+            found = media_of(*self._one(self._files.media[shard]), entry.documents)
+            if len(self._media) >= _MEDIA_KEPT:
+                self._media.clear()
+            self._media[shard] = found
+        return found
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        """Bytes of a shard's ``.blobs``; of what lies behind its end nothing.
+
+        Raises:
+            StoreError: it is gone, or was changed.
+            InputError: it cannot be reached.
+        """
+        number = self._files.blobs[shard]
+        inside = 0 if number < 0 else self._files.files[number].size - begin
+        if min(size, inside) <= 0:
+            return b""
+        at = np.array([self._blob_begin(shard) + begin], np.int64)
+        (found,) = self._blocks.read(at, np.array([min(size, inside)]), np.dtype(np.uint8))
+        return found.tobytes()
+
+    def _with_neighbours(self, documents: Ids, block: int) -> Extents:
+        """The blocks of 4 KiB that hold documents and their neighbours; blocks of documents end with a layer."""
+        bounds = np.cumsum([0, *self.lengths.layers])
+        starts = bounds[bounds[1:].searchsorted(documents, side="right")]
+        first = np.unique(starts + (documents - starts) // block * block)
+        stops = bounds[1:][bounds[1:].searchsorted(first, side="right")]
+        last = np.minimum(first + block, stops) - 1
+        # A shard may end inside a block: then its two parts lie in two files.
+        ends = self._documents[1:]
+        own = ends.searchsorted(first, side="right")
+        parted = ends.searchsorted(last, side="right") != own
+        for at in np.flatnonzero(parted).tolist():
+            cuts = ends[(ends > first[at]) & (ends <= last[at])]
+            first = np.concatenate([first, cuts])
+            last = np.concatenate([last, [*(cuts[1:] - 1), last[at]]])
+            last[at] = cuts[0] - 1
+        zeros = np.zeros(len(first), np.int64)
+        begins, _ = self._bytes(first, zeros, zeros)
+        tail = self._where.spans(last)[1].astype(np.int64)
+        lasts, sizes = self._bytes(last, zeros, tail)
+        return joined(begins // BLOCK, -(-(lasts + sizes) // BLOCK))
+
+    def begins(self, documents: Ids) -> Ids:
+        """Where documents begin in their shards, in tokens."""
+        shards = self._documents[1:].searchsorted(documents, side="right")
+        found: Ids = self._where.spans(documents)[0] - self._tokens[shards]
+        return found
+
+    def _bytes(self, documents: Ids, starts: Ids, lengths: Ids) -> tuple[Ids, Ids]:
+        shards = self._ends.searchsorted(documents, side="right")
+        begins, own = self._where.spans(documents)
+        stops = starts + lengths
+        over = (stops > own) | (begins + own > self._tokens[1:][shards])
+        if over.any():
+            at = int(over.argmax())
+            raise beyond(shown(self.url), int(documents[at]), int(own[at]), int(stops[at]))
+        size = self._dtype.itemsize
+        return self._shifts[shards] + (begins + starts) * size, lengths * size
+
+    def removed(self) -> NDArray[np.int64]:
+        """Numbers of the removed documents, ascending."""
+        if self._files.removed < 0:
+            return np.empty(0, np.int64)
+        return removed_of(*self._one(self._files.removed), self._entry)
+
+    def mask(self, shard: int) -> Mask:
+        """The ``.mask`` of a shard that has one."""
+        return mask_of(*self._one(self._files.masks[shard]), self._entry.shards[shard].tokens)
+
+    def origins(self, shard: int) -> Origins:
+        """The ``.docs`` of a shard."""
+        return origins_of(*self._one(self._files.docs[shard]))
+
+    def some_origins(self, shard: int, rows: Ids) -> Origins:
+        """Some rows of the ``.docs`` of a shard, of which their blocks alone are fetched, and compared with nothing."""
+        file, documents = (
+            self._files.files[self._files.docs[shard]],
+            self._entry.shards[shard].documents,
+        )
+        begins = BLOCK * file.base + np.concatenate(
+            [place + width * rows for place, width in origin_columns(documents)]
+        )
+        sizes = np.repeat([width for _, width in origin_columns(documents)], len(rows))
+        found = self._blocks.read(begins, sizes, np.dtype(np.uint8))
+        columns = [
+            b"".join(data.tobytes() for data in found[at * len(rows) : (at + 1) * len(rows)])
+            for at in range(4)
+        ]
+        return Origins(
+            np.frombuffer(columns[0], "<u8").reshape(-1, 2),
+            np.frombuffer(columns[1], "<u8"),
+            np.frombuffer(columns[2], "<u8"),
+            np.frombuffer(columns[3], "<u4"),
+        )
+
+    def sides(self, shard: int) -> Sides:
+        """The ``.pairs`` of a shard of a store of preferences."""
+        content = self._one(self._files.pairs[shard])
+        return sides_of(*content, self._entry.shards[shard].documents, self._preferences)
+
+    def _one(self, number: int) -> tuple[memoryview, Path]:
+        """The content of a file, and its name for the words of errors."""
+        name = f"{shown(self.url)}/{self._files.files[number].name}"
+        return self._blocks.whole([number])[0].data, Path(name)
+
+    def file(self, name: str) -> bytes:
+        """A small file of the store that no process keeps; raises FileNotFoundError."""
+        return _file(self.url, name)
+
+
+_OPEN: "weakref.WeakSet[FarBlocks]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for blocks in _OPEN:
+        blocks.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,197 @@
+"""Opening a store, a bare Megatron prefix, or synthetic data that is asked for by name."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from batchloom.core.addresses import is_url, local_path, shown as address
+from batchloom.core.errors import InputError, SettingsError, StoreError
+from batchloom.core.files import because, refuse_url
+from batchloom.core.settings import shown, whole
+from batchloom.core.synthetic_data import parse_synthetic
+from batchloom.store.format import (
+    SUBSETS,
+    TOKEN_DTYPES,
+    Manifest,
+    StoreLengths,
+    SubsetEntry,
+    map_lengths,
+    no_store,
+    read_manifest,
+)
+from batchloom.store.read.first_read_check import FirstRead
+from batchloom.store.read.mapped_shards import Place, map_prefix
+from batchloom.store.read.media_filter import choose_by_media, media_word
+from batchloom.store.read.remote_store import (
+    CACHE_LIMIT,
+    VERIFY,
+    FarSettings,
+    FarSubset,
+    Verify,
+    read_far_manifest,
+)
+from batchloom.store.read.standalone_shard import refuse_lone_shard
+from batchloom.store.read.store_reader import Store
+from batchloom.store.read.synthetic_store import SUBSET, Generated
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    split: str = "train",
+    *,
+    generation: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_limit: int | None = None,
+    verify: Verify | None = None,
+    media: str | None = None,
+) -> Store:
+    """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
+
+    Args:
+        path: a store's folder, or its URL (``s3://``, ``gs://``, ``https://``, anything fsspec reads:
+            docs/remote.md); or ``path/name`` of a ``name.bin``/``name.idx`` pair (anybody's, of any integer
+            dtype), also given with one of the two endings. A ``name.mask`` beside it says which tokens are
+            trained. Where there is nothing of that name, ``dummy`` and ``distributed_dummy``, also with settings
+            (``dummy:documents=1000,kind=text``): documents made up as they are read, by docs/synthetic.md.
+        split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
+        generation: of a store that was appended to or taken from, which of its generations; None
+            for the newest.
+        cache: of a store behind a URL, the folder of what is kept, for all processes of a node; None:
+            ``batchloom/blocks`` in the user's cache folder.
+        cache_limit: bytes kept there at most; None: 50 GB.
+        verify: ``first-read``: each 4 KiB of tokens is compared with its checksum when this process first
+            reads it; ``full``: every time; ``off``: not. None: ``first-read`` behind a URL, else ``off``.
+        media: read only documents that hold such media: ``none``, ``any``, ``image`` or ``audio`` alone, or both
+            as ``image+audio``. Plans leave the others out; numbers stay those of the subset. None for all.
+
+    Raises:
+        StoreMissingError: there is neither a store nor a prefix at ``path``.
+        GenerationError: the generation never was, or was compacted away; names those that are there.
+        StoreError: the store is damaged, of another format, or names files outside itself.
+        InputError: the subset does not exist or is empty, or holds no such media; ``path`` is no path, or a shard of
+            a store of synthetic documents or preferences; a URL cannot be reached.
+        SettingsError: settings that are none, a generation of what has none, or a cache of what lies here.
+    """
+    if media is not None:
+        media_word(media)
+        given = open_store(
+            path,
+            split,
+            generation=generation,
+            cache=cache,
+            cache_limit=cache_limit,
+            verify=verify,
+        )
+        return choose_by_media(given, media)
+    if generation is not None and whole(generation) is None:
+        raise SettingsError([f"generation: {shown(generation)} is no number of a generation"])
+    place = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(place, str):
+        raise InputError(
+            f"{shown(path)} is no place of a store: give the path or the URL of its folder, as a string."
+        )
+    if is_url(place):
+        settings = FarSettings(
+            cache=None if cache is None else _folder_of(cache),
+            limit=CACHE_LIMIT if cache_limit is None else cache_limit,
+            verify="first-read" if verify is None else verify,
+        )
+        return _open_far(place, split, generation, settings)
+    refuse_url(path, "The store")
+    path = local_path(place)
+    if cache is not None or cache_limit is not None:
+        raise SettingsError([f"cache: only what lies behind a URL is kept, and {path} is none"])
+    if verify is not None and verify not in VERIFY:
+        raise SettingsError([f"verify: {shown(verify)} is none of {', '.join(VERIFY)}"])
+    return _open_here(path, split, generation, verify or "off")
+
+
+def _folder_of(cache: object) -> Path:
+    """The folder that is given as a cache, whatever folder the process changes to."""
+    place = os.fspath(cache) if isinstance(cache, os.PathLike) else cache
+    if isinstance(place, str) and place and "\0" not in place and not is_url(place):
+        # Where there is no such user, this is no folder either.
+        with contextlib.suppress(RuntimeError):
+            return Path(local_path(place)).expanduser().absolute()
+    raise SettingsError(
+        [f"cache: {shown(cache)} is no folder of this machine: give its path, as a string"]
+    )
+
+
+def _open_here(path: str, split: str, generation: int | None, verify: Verify) -> Store:
+    # Files are mapped when they are first read, perhaps after the process has changed its folder.
+    folder = Path(path).absolute()
+    stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
+    try:
+        is_folder = folder.is_dir()
+        is_prefix = not is_folder and stem.with_name(stem.name + ".idx").is_file()
+        is_there = os.path.lexists(folder)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+    if is_folder:
+        return _open_folder(folder, split, generation, verify)
+    spec = None if is_prefix or is_there else parse_synthetic(path)
+    if generation is not None and (is_prefix or spec):
+        raise SettingsError([f"generation: only stores have generations, and {path} is none"])
+    if verify != "off" and (is_prefix or spec):
+        raise SettingsError([f"verify: only stores have checksums, and {path} is none"])
+    if is_prefix:
+        return _open_prefix(stem)
+    if spec:
+        return _open_synthetic(Generated(spec), split)
+    raise no_store(Path(path))
+
+
+def _open_folder(folder: Path, split: str, generation: int | None, verify: Verify) -> Store:
+    manifest = read_manifest(folder, generation)
+    entry = _subset(manifest, split, folder)
+    checks = None if verify == "off" else FirstRead(folder / split, entry, always=verify == "full")
+    return Store(
+        folder,
+        split,
+        manifest,
+        map_lengths(folder / split, entry),
+        _places(folder / split, entry),
+        TOKEN_DTYPES[manifest.dtype],
+        checks,
+    )
+
+
+def _open_far(url: str, split: str, generation: int | None, settings: FarSettings) -> Store:
+    manifest = read_far_manifest(url, generation)
+    entry = _subset(manifest, split, address(url))
+    far, path = FarSubset(url, split, manifest, settings), Path(address(url))
+    places = _places(path / split, entry)
+    return Store(path, split, manifest, far.lengths, places, TOKEN_DTYPES[manifest.dtype], far)
+
+
+def _subset(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:
+    have = [
+        name for name in SUBSETS if name in manifest.subsets and manifest.subsets[name].documents
+    ]
+    if split not in have:
+        raise InputError(
+            f"{place} has no documents in subset {shown(split)}; it has: {', '.join(have) or 'none'}."
+        )
+    return manifest.subsets[split]
+
+
+def _places(folder: Path, entry: SubsetEntry) -> list[Place]:
+    return [Place(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
+
+
+def _open_synthetic(made: Generated, split: str) -> Store:
+    if split != SUBSET:
+        raise InputError(
+            f"{made.spec.place} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: {made.spec.name}"
+            f":seed={made.spec.seed + 1}"
+        )
+    path = Path(made.spec.place)
+    return Store(path, split, made.manifest, made.lengths, [], made.dtype, made)
+
+
+def _open_prefix(stem: Path) -> Store:
+    refuse_lone_shard(stem)
+    shard, lengths = map_prefix(stem)
+    place = Place(stem, lengths.size, shard.tokens.nbytes, shard)
+    return Store(stem, "", None, StoreLengths(lengths), [place], shard.tokens.dtype)

@@ -1,0 +1,361 @@
+"""The media of an open store's documents, and the processor that its tokens were made for."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.core.files import NOT_JSON, because
+from batchloom.core.medium import KINDS, Kind
+from batchloom.store.format import (
+    PROCESSOR_NAME,
+    REPORT_NAME,
+    MediaRows,
+    ProcessorEntry,
+    StoredMedium,
+    are_removed,
+    checksum,
+    map_media,
+    of_generation,
+    read_blob,
+    stored_media,
+)
+from batchloom.store.read.store_reader import Store
+
+_RESTORE = "restore it from a copy, or prepare the data again"
+# Shards whose media are kept mapped.
+_MAPPED = 256
+
+
+def read_processor_state(
+    read: Callable[[str], bytes], place: Path | str, entry: ProcessorEntry
+) -> dict[str, Any]:
+    """What a store keeps of its processor.
+
+    Args:
+        read: gives the content of a file of the store.
+        place: the store, for the words of errors.
+        entry: what the manifest says of it.
+
+    Raises:
+        StoreError: it cannot be read, or is not what the manifest says.
+    """
+    path = f"{place}/{PROCESSOR_NAME}"
+    try:
+        data = read(PROCESSOR_NAME)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {because(error)}; {_RESTORE}.") from error
+    if checksum(data) != entry.state:
+        raise StoreError(f"{path} is not the one that the manifest beside it names; {_RESTORE}.")
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except NOT_JSON as error:
+        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE}.") from error
+
+
+def holds_media(store: Store) -> bool:
+    """Whether any document that is read of an open store holds a medium."""
+    entry = store.manifest.subsets.get(store.split) if store.manifest else None
+    if store.media == "none":
+        return False
+    return entry is not None and any(shard.media is not None for shard in entry.shards)
+
+
+class MediaCount(NamedTuple):
+    """Media of one kind: how many, in how many documents, and how many tokens stand for them."""
+
+    media: int
+    documents: int
+    tokens: int
+
+
+class _Shard(NamedTuple):
+    """The media of a shard, and what is asked of its documents that hold some [D], ascending.
+
+    Attributes:
+        rows: of the media.
+        owners: the document of each, in an array of its own, which is searched faster.
+        documents: those that hold media, by their numbers in the shard, uint32.
+        tokens: that stand for the media of each, int64.
+        kinds: of each, one bit a kind in the order of ``KINDS``, uint8.
+    """
+
+    rows: MediaRows
+    owners: NDArray[np.uint32]
+    documents: NDArray[np.uint32]
+    tokens: NDArray[np.int64]
+    kinds: NDArray[np.uint8]
+
+
+def _summed(rows: MediaRows) -> _Shard:
+    owners = np.ascontiguousarray(rows.rows["document"])
+    documents, firsts = np.unique(owners, return_index=True)
+    if not len(documents):
+        return _Shard(rows, owners, documents, np.zeros(0, np.int64), np.zeros(0, np.uint8))
+    bits = np.left_shift(1, rows.rows["kind"].astype(np.uint8), dtype=np.uint8)
+    tokens = np.add.reduceat(rows.rows["tokens"].astype(np.int64), firsts)
+    return _Shard(rows, owners, documents, tokens, np.bitwise_or.reduceat(bits, firsts))
+
+
+@final
+class StoreMedia:
+    """Which media documents of a store hold, and where these lie.
+
+    Args:
+        store: an open store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._bounds = np.array(store.bounds, np.int64)
+        entry = store.manifest.subsets.get(store.split) if store.manifest else None
+        self._listed = [shard.media is not None for shard in entry.shards] if entry else []
+        self._names = [shard.name for shard in entry.shards] if entry else []
+        self._mapped: OrderedDict[int, _Shard] = OrderedDict()
+
+    @property
+    def any(self) -> bool:
+        """Whether any document holds a medium."""
+        return any(self._listed)
+
+    @cached_property
+    def processor(self) -> dict[str, Any] | None:
+        """The state of the processor; None where the store has none.
+
+        Raises:
+            StoreError: it cannot be read, or is not the manifest's.
+        """
+        entry = self._store.manifest.processor if self._store.manifest else None
+        if entry is None:
+            return None
+        state: dict[str, Any] = read_processor_state(self._store.file, self._store.place, entry)
+        return state
+
+    @cached_property
+    def folders(self) -> list[dict[str, str]]:
+        """Where paths of media begin, by the source that names them, of each generation that read inputs.
+
+        Raises:
+            StoreError: a report is damaged.
+        """
+        manifest = self._store.manifest
+        reports = [
+            of_generation(REPORT_NAME, entry.number)
+            for entry in (manifest.all_history if manifest else ())
+        ]
+        return [_folders_in(self._store, name) for name in reports]
+
+    @cached_property
+    def _only_folder(self) -> str | None:
+        """The folder where all paths begin; None where there are several or none."""
+        known = {folder for some in self.folders for folder in some.values()}
+        return next(iter(known)) if len(known) == 1 else None
+
+    @cached_property
+    def _parts(self) -> NDArray[np.int64]:
+        """How many parts the sources up to each have, of which there may be as many as documents [sources]."""
+        sources = self._store.manifest.sources if self._store.manifest else ()
+        return np.cumsum([len(source.parts) for source in sources], dtype=np.int64)
+
+    @cached_property
+    def _generations(self) -> list[int]:
+        """How many sources the generations up to each have."""
+        manifest = self._store.manifest
+        return [entry.sources for entry in manifest.all_history] if manifest else []
+
+    def counts(self) -> dict[Kind, MediaCount]:
+        """How many media of each kind there are, and how many tokens stand for them.
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found = np.zeros((3, len(KINDS)), np.int64)
+        for shard in np.flatnonzero(self._listed).tolist():
+            rows = self._shard(shard).rows.rows
+            kinds = rows["kind"].astype(np.int64)
+            owners = np.unique(rows["document"].astype(np.int64) * len(KINDS) + kinds) % len(KINDS)
+            tokens = np.bincount(kinds, rows["tokens"], len(KINDS)).astype(np.int64)
+            found += [
+                np.bincount(kinds, minlength=len(KINDS)),
+                np.bincount(owners, minlength=len(KINDS)),
+                tokens,
+            ]
+        told = {kind: MediaCount(*some) for kind, some in zip(KINDS, found.T.tolist(), strict=True)}
+        return {kind: one for kind, one in told.items() if one.media}
+
+    def shortest(self, longest: int, banned: NDArray[np.int64]) -> dict[Kind, int]:
+        """A document of each kind of media, of at most ``longest`` tokens: the shortest of the first shard with one.
+
+        None of those that are ``banned``, ascending [B].
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found: dict[Kind, int] = {}
+        wanted = set(self.processor.get("tokens", KINDS)) if self.processor else set()
+        for shard in np.flatnonzero(self._listed).tolist():
+            rows, owners, *_ = self._shard(shard)
+            documents = owners.astype(np.int64) + int(self._bounds[shard])
+            lengths = self._store.lengths.take(documents).astype(np.int64)
+            fit = (lengths <= longest) & ~are_removed(self._store.removed, documents)
+            fit &= ~np.isin(documents, banned)
+            for number, kind in enumerate(KINDS):
+                own = np.flatnonzero(fit & (rows.rows["kind"] == number))
+                if own.size and kind not in found:
+                    found[kind] = int(documents[own[lengths[own].argmin()]])
+            if wanted <= found.keys():
+                break
+        return found
+
+    def folder_of(self, document: int) -> str | None:
+        """Where paths of media begin that a document's source names; None where no report says."""
+        if self._only_folder is not None:
+            return self._only_folder
+        manifest = self._store.manifest
+        shard = int(np.searchsorted(self._bounds, document, side="right")) - 1
+        part = int(self._store.shard_origins(shard).parts[document - int(self._bounds[shard])])
+        if manifest is None:
+            return None
+        source = int(np.searchsorted(self._parts, part, side="right"))
+        generation = int(np.searchsorted(self._generations, source, side="right"))
+        return self.folders[generation].get(manifest.sources[source].name)
+
+    def of(self, documents: NDArray[np.int64]) -> list[list[StoredMedium]]:
+        """The media of documents [N], each in the order of its tokens.
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found: list[list[StoredMedium]] = [[] for _ in documents]
+        if not self.any:  # bare prefixes and made-up documents have no shards listed
+            return found
+        shards = np.searchsorted(self._bounds, documents, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            if self._listed[shard]:
+                self._add(found, shard, np.flatnonzero(shards == shard), documents)
+        return found
+
+    def _add(
+        self,
+        found: list[list[StoredMedium]],
+        shard: int,
+        at: NDArray[np.int64],
+        documents: NDArray[np.int64],
+    ) -> None:
+        """Put the media of those documents that lie in a shard where they belong."""
+        rows, owners, *_ = self._shard(shard)
+        first, blobs = int(self._bounds[shard]), self._path(shard, ".blobs")
+        local = (documents[at] - first).astype(np.uint32)
+        begins = np.searchsorted(owners, local, side="left").tolist()
+        ends = np.searchsorted(owners, local, side="right").tolist()
+        for place, begin, end in zip(at.tolist(), begins, ends, strict=True):
+            found[place] = stored_media(rows, range(begin, end), first, blobs)
+
+    def tokens_of(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many tokens stand for the media of documents [N], int64 [N].
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found = np.zeros(len(documents), np.int64)
+        for at, mapped, places in self._holding(documents):
+            found[at] = mapped.tokens[places]
+        return found
+
+    def kinds_of(self, documents: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Which kinds of media documents [N] hold, one bit a kind in the order of ``KINDS``, uint8 [N].
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+        """
+        found = np.zeros(len(documents), np.uint8)
+        for at, mapped, places in self._holding(documents):
+            found[at] = mapped.kinds[places]
+        return found
+
+    def holding(self, shard: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """The documents of a shard that hold media, ascending, int64 [D], and their kinds, uint8 [D].
+
+        Raises:
+            StoreError: its file of media is missing or damaged.
+        """
+        if not self.any or not self._listed[shard]:
+            return np.zeros(0, np.int64), np.zeros(0, np.uint8)
+        mapped = self._shard(shard)
+        return mapped.documents.astype(np.int64) + int(self._bounds[shard]), mapped.kinds
+
+    def _holding(
+        self, documents: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.intp], _Shard, NDArray[np.intp]]]:
+        """Of each shard which of these documents hold media, the shard, and their places among its own."""
+        if not self.any:  # bare prefixes and made-up documents have no shards listed
+            return
+        shards = np.searchsorted(self._bounds, documents, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            if not self._listed[shard]:
+                continue
+            mapped, at = self._shard(shard), np.flatnonzero(shards == shard)
+            local = (documents[at] - int(self._bounds[shard])).astype(np.uint32)
+            places = np.searchsorted(mapped.documents, local)
+            there = places < len(mapped.documents)
+            there[there] = mapped.documents[places[there]] == local[there]
+            yield at[there], mapped, places[there]
+
+    def _shard(self, shard: int) -> _Shard:
+        """The media of a shard, mapped and summed when they are first asked for."""
+        found = self._mapped.get(shard)
+        if found is None:
+            documents = int(self._bounds[shard + 1] - self._bounds[shard])
+            far, path = self._store.far, self._path(shard, ".media")
+            rows = map_media(path, documents) if far is None else far.media(shard)
+            found = self._mapped[shard] = _summed(rows)
+            if len(self._mapped) > _MAPPED:
+                self._mapped.popitem(last=False)
+        return found
+
+    def held(self, medium: StoredMedium) -> bytes:
+        """The bytes of a medium that the store holds, as far as they are there.
+
+        Raises:
+            StoreError: they cannot be read; of a store elsewhere also where they are others than its checksums say.
+            InputError: a store elsewhere cannot be reached.
+        """
+        if medium.blob is None:
+            raise AssertionError(f"a medium of document {medium.document} is named only")
+        path, begin = medium.blob
+        if self._store.far is not None:
+            shard = int(np.searchsorted(self._bounds, medium.document, side="right")) - 1
+            return self._store.far.blob(shard, begin, medium.size)
+        return read_blob(path, begin, medium.size)
+
+    def _path(self, shard: int, suffix: str) -> Path:
+        """A file of a shard; of a store elsewhere its name, which is no place of this machine."""
+        return self._store.path / self._store.split / f"{self._names[shard]}{suffix}"
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a report says of where paths of media begin."""
+
+    media: dict[str, str] = {}
+
+
+def _folders_in(store: Store, name: str) -> dict[str, str]:
+    report = f"{store.place}/{name}"
+    try:
+        return msgspec.json.decode(store.file(name), type=_Told).media
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        why = because(error)
+    except NOT_JSON as error:
+        why = str(error)
+    raise StoreError(
+        f"{report} cannot be read: {why}; it says where paths of images and audio begin. Restore it, or give "
+        "Loader(media=MediaSpec(folder=...))."
+    )

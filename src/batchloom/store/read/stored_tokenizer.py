@@ -1,0 +1,51 @@
+"""The tokenizer that lies in a store."""
+
+import json
+from collections.abc import Callable
+
+from batchloom.core.errors import StoreError, TokenizerError
+from batchloom.core.files import because
+from batchloom.store.format import TOKENIZER_NAME, TokenizerEntry
+from batchloom.tokens import Tokenizer, tokenizer_from_state
+
+_RESTORE = "restore it from where the store was made"
+
+
+def stored_tokenizer(read: Callable[[str], bytes], place: str, entry: TokenizerEntry) -> Tokenizer:
+    """The tokenizer of a store, which must be the one its manifest names.
+
+    Args:
+        read: gives the content of a file of the store.
+        place: the store, for the words of errors.
+        entry: what the manifest says of it.
+
+    Raises:
+        StoreError: it cannot be read, or is another one.
+        TokenizerError: what lies there is no state of a tokenizer, or is damaged.
+    """
+    path = f"{place}/{TOKENIZER_NAME}"
+    try:
+        state = json.loads(read(TOKENIZER_NAME))
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {because(error)}; {_RESTORE}.") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE}.") from error
+    try:
+        tokenizer = tokenizer_from_state(state)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+    if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (
+        entry.vocab_size,
+        entry.end_id,
+        entry.bos_id,
+    ):
+        raise StoreError(
+            f"{path} has {tokenizer.vocab_size} ids, end {tokenizer.end_id} and BOS {tokenizer.bos_id}; the "
+            f"manifest says {entry.vocab_size}, {entry.end_id} and {entry.bos_id}: it is another tokenizer."
+        )
+    if tokenizer.fingerprint != entry.fingerprint:
+        raise StoreError(
+            f"{path} has fingerprint {tokenizer.fingerprint}, the manifest says {entry.fingerprint}: it is another "
+            "tokenizer."
+        )
+    return tokenizer

@@ -1,0 +1,8 @@
+"""Writing stores: every file is written under a temporary name, synced and renamed.
+
+Read `store_writer.py` first.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,342 @@
+"""Writing: everything is written aside, synced and renamed; a name that exists is whole."""
+
+import contextlib
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.files import refuse_url
+from batchloom.core.locks import lock_alone
+from batchloom.core.partial_files import ASIDE, refused
+from batchloom.store.format import (
+    COUNTED,
+    LENGTHS_NAME,
+    LENGTHS_SUMS_NAME,
+    Bands,
+    BlockSums,
+    MaskBits,
+    Origins,
+    ShardEntry,
+    ShardMedia,
+    Sides,
+    blob_pieces,
+    index_bytes,
+    of_generation,
+)
+
+
+def writing(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Turn the system's refusal to write ``path`` into one sentence with its remedy.
+
+    Raises:
+        OutputError: in place of any OSError of the system raised inside.
+    """
+    return refused("write", path)
+
+
+def make_folder(path: Path) -> None:
+    """Make ``path`` and its parents where they are missing.
+
+    Raises:
+        InputError: it is a URL.
+        OutputError: it cannot be made.
+    """
+    refuse_url(path, "The output")
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def write_file(path: Path, data: bytes) -> str:
+    """Write ``data`` aside, sync it, rename it to ``path``; returns its checksum."""
+    return write_pieces(path, [data])
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write a file as :func:`write_file` does, from pieces that need not be in memory together."""
+    aside, digest = path.with_name(path.name + ASIDE), xxhash.xxh3_128()
+    with writing(path):
+        with aside.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+                digest.update(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    return str(digest.hexdigest())
+
+
+@final
+class AsideFile(io.RawIOBase):
+    """A file that takes its name when it is finished, and is deleted otherwise; use as a context manager.
+
+    Nothing is made before the first write.
+
+    Args:
+        path: the name it takes; a file of that name is replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._aside = path, path.with_name(path.name + ASIDE)
+        self._file: Any = None
+        self._size = 0
+
+    def __exit__(self, *exc: object) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._aside.unlink(missing_ok=True)
+        self.close()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def write(self, data: Any, /) -> int:
+        """Add bytes at the end; all of them.
+
+        Raises:
+            StoreConflictError: another process writes this file.
+            OutputError: they cannot be written.
+        """
+        with writing(self._path):
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(data)
+        size = memoryview(data).nbytes
+        self._size += size
+        return size
+
+    def finish(self) -> int:
+        """Sync the file and give it its name; its bytes."""
+        self.write(b"")
+        with writing(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._aside.replace(self._path)
+            self._file.close()
+        self._file = None
+        sync_folder(self._path.absolute().parent)
+        return self._size
+
+    def remove_old(self) -> None:
+        """Remove the file that an earlier run left under the name."""
+        with writing(self._path):
+            self._path.unlink(missing_ok=True)
+
+    def _open(self) -> Any:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._aside.open("ab")
+        try:
+            lock_alone(
+                file.fileno(),
+                self._aside,
+                busy=lambda: (
+                    f"Another run is writing {self._path}; wait for it, or choose another --out."
+                ),
+                ended=f"Another run that wrote {self._path} has just ended; give the command again.",
+            )
+        except BaseException:
+            file.close()
+            raise
+        file.truncate(0)
+        return file
+
+
+def sync_folder(path: Path) -> None:
+    """Make the renames inside ``path`` outlast a power cut."""
+    with writing(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_mask(stem: Path, bits: MaskBits) -> str | None:
+    """Write a shard's ``.mask``; its checksum, None where every token is trained."""
+    data = bits.to_bytes()
+    return None if data is None else write_file(stem.with_suffix(".mask"), data)
+
+
+def write_sides(stem: Path, sides: Sides | None) -> str | None:
+    """Write a shard's ``.pairs``; its checksum, None where its documents are no preferences."""
+    return None if sides is None else write_file(stem.with_suffix(".pairs"), sides.to_bytes())
+
+
+def write_bands(stem: Path, bands: Bands | None) -> str | None:
+    """Write a shard's ``.bands``; its checksum, None where nobody looks for documents that are alike."""
+    return None if bands is None else write_pieces(stem.with_suffix(".bands"), bands.pieces())
+
+
+class MediaFiles(NamedTuple):
+    """What a manifest says of a shard's ``.media`` and ``.blobs``; None of what there is not."""
+
+    media: str | None = None
+    media_bytes: int | None = None
+    blobs: str | None = None
+    blobs_bytes: int | None = None
+    blobsums: str | None = None
+
+
+def write_media(stem: Path, media: ShardMedia | None) -> MediaFiles:
+    """Write a shard's ``.media``, and its ``.blobs`` with their checksums where media are held."""
+    if media is None or not len(media.rows):
+        return MediaFiles()
+    rows, stretches = media.packed()
+    data = rows.to_bytes()
+    found = MediaFiles(write_file(stem.with_suffix(".media"), data), len(data))
+    if media.blobs is None or not stretches:
+        return found
+    sums = BlockSums()
+    pieces = sums.passing(blob_pieces(media.blobs, stretches))
+    blobs = write_pieces(stem.with_suffix(".blobs"), pieces)
+    return found._replace(
+        blobs=blobs,
+        blobs_bytes=sum(end - begin for begin, end in stretches),
+        blobsums=write_sums(stem.with_suffix(".blobsums"), sums),
+    )
+
+
+def write_sums(path: Path, sums: BlockSums) -> str:
+    """Write a ``.sums`` file; the checksum of its head."""
+    data, head = sums.to_bytes()
+    write_file(path, data)
+    return head
+
+
+class ShardWriter:
+    """Writes one shard: tokens as they come, index and origins at the end.
+
+    Args:
+        stem: path of the shard without ending (``OUT/train/shard_00000``).
+        dtype: dtype of a token on disk.
+    """
+
+    def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
+        self._stem, self._dtype = stem, dtype
+        self._aside = stem.with_name(stem.name + ".bin" + ASIDE)
+        self._hash, self._sums = xxhash.xxh3_128(), BlockSums()
+        self._tokens = 0
+        self._mask: MaskBits | None = None
+        with writing(self._aside):
+            self._file = self._aside.open("wb")
+
+    def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
+        """Add tokens at the end, and for each whether it is trained (None: every one).
+
+        Documents may arrive in any pieces.
+        """
+        data = np.ascontiguousarray(tokens, self._dtype)
+        with writing(self._aside):
+            self._file.write(data.data)
+        self._hash.update(data.data)
+        self._sums.append(data.data)
+        if trained is not None and self._mask is None:
+            self._mask = MaskBits()
+            self._mask.append(np.ones(self._tokens, bool))
+        if self._mask is not None:
+            self._mask.append(np.ones(data.size, bool) if trained is None else trained)
+        self._tokens += data.size
+
+    def finish(
+        self,
+        lengths: NDArray[np.uint32],
+        origins: Origins,
+        sides: Sides | None = None,
+        bands: Bands | None = None,
+        media: ShardMedia | None = None,
+    ) -> ShardEntry:
+        """Close the shard; it exists under its names only after this.
+
+        Args:
+            lengths: tokens of each document [D]; their sum is what was appended.
+            origins: origin and hash of each document [D].
+            sides: pair and side of each document [D]; None where they are no preferences.
+            bands: by which later documents are found to be like them; None where nobody asks.
+            media: what the documents hold; None where they hold none.
+        """
+        if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(origins):
+            raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
+        with writing(self._aside):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        idx = write_file(self._stem.with_suffix(".idx"), index_bytes(lengths, self._dtype))
+        docs = write_file(self._stem.with_suffix(".docs"), origins.to_bytes())
+        mask = write_mask(self._stem, self._mask) if self._mask else None
+        pairs = write_sides(self._stem, sides)
+        alike = write_bands(self._stem, bands)
+        files = write_media(self._stem, media)
+        sums = write_sums(self._stem.with_suffix(".sums"), self._sums)
+        with writing(self._stem):
+            self._aside.replace(self._stem.with_suffix(".bin"))
+        return ShardEntry(
+            name=self._stem.name,
+            documents=len(lengths),
+            tokens=self._tokens,
+            bytes=self._tokens * self._dtype.itemsize,
+            bin=self._hash.hexdigest(),
+            idx=idx,
+            docs=docs,
+            mask=mask,
+            trained=self._mask.trained if mask and self._mask else None,
+            pairs=pairs,
+            bands=alike,
+            sums=sums,
+            **files._asdict(),
+        )
+
+    def abandon(self) -> None:
+        """Close the file without giving it its name (after an error)."""
+        self._file.close()
+
+
+class LengthsWriter:
+    """Writes the lengths of the documents that a generation adds to a subset, in the order of its shards.
+
+    Args:
+        folder: of the subset.
+        generation: its number: the first one's file is ``lengths.u32``.
+    """
+
+    def __init__(self, folder: Path, generation: int = 1) -> None:
+        self._path = folder / of_generation(LENGTHS_NAME, generation)
+        self._beside = folder / of_generation(LENGTHS_SUMS_NAME, generation)
+        self._aside = self._path.with_name(self._path.name + ASIDE)
+        self._hash, self._sums = xxhash.xxh3_128(), BlockSums(COUNTED)
+        with writing(self._aside):
+            self._file = self._aside.open("wb")
+
+    def append(self, lengths: NDArray[np.uint32]) -> None:
+        """Add the lengths of the next documents, uint32 [D]."""
+        data = np.ascontiguousarray(lengths, "<u4")
+        with writing(self._aside):
+            self._file.write(data.data)
+        self._hash.update(data.data)
+        self._sums.append(data.data)
+
+    def finish(self) -> tuple[str, str]:
+        """Sync and rename the file; returns its checksum, and that of the head of its ``.sums``."""
+        sums = write_sums(self._beside, self._sums)
+        with writing(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._aside.replace(self._path)
+        return str(self._hash.hexdigest()), sums
+
+    def abandon(self) -> None:
+        """Close the file without giving it its name (after an error)."""
+        self._file.close()

@@ -1,0 +1,95 @@
+r"""``plans/stretches.lanes``: where the stretches of a stream begin in the store that it kept.
+
+Layout (little-endian): 8 bytes ``BLMLANES``; u64 version 1; u64 stretches S; u64 the first 16 hex digits of the
+fingerprint of ``[documents, bin, idx]`` of each shard of the train subset they are of; then the number of the first
+document of each stretch in it and of documents at the end, u64 [S + 1].
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.store.format import HEADER, map_headed, map_origins
+from batchloom.store.read import Store
+from batchloom.store.write.store_writer import make_folder, write_file
+
+MAGIC = b"BLMLANES"
+_NAME = "plans/stretches.lanes"
+
+
+def stretch_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Number of the first document of each stretch, and of documents, int64 [S + 1].
+
+    Args:
+        store: the subset, with its files.
+        begins: of each stretch the number of its first part in the manifest's list of parts, and the
+            byte of the source it begins at, in order.
+    """
+    found = np.zeros(len(begins) + 1, np.int64)
+    found[-1] = len(store)
+    parts = np.array([part for part, _ in begins], np.int64)
+    offsets = np.array([offset for _, offset in begins], np.int64)
+    known = 0
+    for stem, first in zip(store.stems, store.bounds, strict=False):
+        origins = map_origins(stem.with_suffix(".docs"))
+        last = int(origins.parts[-1]), int(origins.offsets[-1])
+        # Stretches that begin at or before the last document of the shard, and were not found yet.
+        stop = known + int(
+            np.sum(
+                (parts[known:] < last[0])
+                | ((parts[known:] == last[0]) & (offsets[known:] <= last[1]))
+            )
+        )
+        for number in range(known, stop):
+            a, b = np.searchsorted(origins.parts, [parts[number], parts[number] + 1])
+            inside = np.searchsorted(origins.offsets[a:b], np.uint64(offsets[number]))
+            found[number] = first + int(a) + int(inside)
+        known = stop
+    found[known:-1] = len(store)
+    return found
+
+
+def write_stretches(store: Store, bounds: NDArray[np.int64]) -> None:
+    """Lay the bounds beside a store, whose train subset they are of.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    path = store.path / _NAME
+    make_folder(path.parent)
+    header = HEADER.pack(MAGIC, 1, len(bounds) - 1, _named(store))
+    write_file(path, header + bounds.astype("<u8").tobytes())
+
+
+def _named(store: Store) -> int:
+    """Names the documents of a subset in their order; removing some leaves it as it is."""
+    shards = store.manifest.subsets[store.split].shards if store.manifest is not None else ()
+    return int(fingerprint([[one.documents, one.bin, one.idx] for one in shards])[:16], 16)
+
+
+def read_stretches(store: Store) -> NDArray[np.int64]:
+    """The bounds of the stretches of a store that a stream kept, int64 [S + 1].
+
+    Raises:
+        PlanError: no stream kept it, or it was changed since.
+        StoreError: the file is damaged.
+    """
+    path = store.path / _NAME
+    if not path.exists() or store.split != "train":
+        raise PlanError(
+            f"{store.path} ({store.split}) has no stretches: the order of lanes repeats a stream, and is there for the "
+            "train subset of a store that a stream kept (batchloom.stream(keep=...), then finish())."
+        )
+    view, count, named = map_headed(path, MAGIC)
+    if named != _named(store):
+        raise PlanError(
+            f"{path} is of another store than the one beside it, or documents were appended or moved since the stream "
+            "ended: no order repeats it over these. Use order='pools', or the store that the stream kept."
+        )
+    bounds = np.frombuffer(view, "<u8", offset=HEADER.size).astype(np.int64)
+    if len(bounds) != count + 1 or (np.diff(bounds) < 0).any():
+        raise PlanError(f"{path} is damaged; delete it, and let Stream.finish() write it again.")
+    return bounds

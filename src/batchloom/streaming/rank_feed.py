@@ -1,0 +1,347 @@
+"""A rank's share of a stream: pools come in lane by lane, the sequences of steps go out."""
+
+import logging
+import shutil
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError, TooManyBadRecordsError
+from batchloom.plan import PlanSpec
+from batchloom.plan.order import all_too_long, lane_rows, no_sequence, rank_lanes
+from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
+from batchloom.preparation.settings import allowed_bad
+from batchloom.store.format import StoredMedium
+from batchloom.streaming.keep import told_of_keep
+from batchloom.streaming.lane import LanePool, Place
+from batchloom.streaming.stream_media import PoolMedia
+
+_LOG = logging.getLogger("batchloom")
+# Batches that a loader may have ahead of the one it gave last; beyond it a state is not asked for.
+_STEPS_KEPT = 1024 + 8
+_BARREN_EPOCHS = 2
+
+# Where each lane goes on, and its sequences before that.
+Cursors = Mapping[int, tuple[Place, int]]
+
+
+class Pools(Protocol):
+    """Gives the pools of lanes; what is asked for ahead is made meanwhile."""
+
+    def ask(self, lane: int, place: Place) -> None:
+        """The pool at this place will be taken next of its lane."""
+
+    def take(self, lane: int, place: Place) -> LanePool:
+        """The pool at this place."""
+
+    def close(self) -> None:
+        """End whatever makes pools."""
+
+
+@final
+class _Open:
+    """A pool that is being served."""
+
+    __slots__ = ("before", "made", "rows", "starts")
+
+    def __init__(self, made: LanePool, rows: Rows, before: int) -> None:
+        self.made, self.rows, self.before = made, rows, before
+        self.starts = np.cumsum(made.lengths, dtype=np.int64) - made.lengths
+
+    @property
+    def end(self) -> int:
+        """Sequences of the lane up to the end of the pool."""
+        return self.before + len(self.rows)
+
+
+@final
+class StepReader:
+    """The tokens of one step; documents are numbered through the pools it was made of."""
+
+    def __init__(self, pools: Sequence[_Open], end_id: int) -> None:
+        self._pools, self.end_id = pools, end_id
+        sizes = [len(pool.made.lengths) for pool in pools]
+        self.bases = np.cumsum([0, *sizes[:-1]])
+        self.masked = any(pool.made.trained is not None for pool in pools)
+
+    def _spans(
+        self, documents: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> tuple[list[int], list[int]]:
+        """Number of the pool of each span, and the place of its first token there."""
+        pools = self.bases.searchsorted(documents, side="right") - 1
+        begins = starts.copy()
+        for number in np.unique(pools).tolist():
+            mine = pools == number
+            begins[mine] += self._pools[number].starts[documents[mine] - self.bases[number]]
+        return pools.tolist(), begins.tolist()
+
+    def media(
+        self, documents: NDArray[np.int64]
+    ) -> list[tuple[PoolMedia, tuple[StoredMedium, ...]]]:
+        """Where the media of documents lie, and which they are, in the order of their tokens."""
+        pools = self.bases.searchsorted(documents, side="right") - 1
+        found = []
+        for pool, document in zip(pools.tolist(), documents.tolist(), strict=True):
+            held = self._pools[pool].made.media
+            if held is None:
+                raise AssertionError("a stream with a processor reads media")
+            found.append((held, held.of(document - int(self.bases[pool]))))
+        return found
+
+    def read(
+        self,
+        documents: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> list[NDArray[np.generic]]:
+        """The ids of spans, as views."""
+        pools, begins = self._spans(documents, starts)
+        tokens = [pool.made.tokens for pool in self._pools]
+        spans = zip(pools, begins, lengths.tolist(), strict=True)
+        return [tokens[pool][at : at + size] for pool, at, size in spans]
+
+    def mask(
+        self,
+        documents: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> list[NDArray[np.bool_]]:
+        """For the tokens of spans whether each is trained."""
+        pools, begins = self._spans(documents, starts)
+        flags = [pool.made.trained for pool in self._pools]
+        found = []
+        for pool, at, size in zip(pools, begins, lengths.tolist(), strict=True):
+            mine = flags[pool]
+            found.append(np.ones(size, bool) if mine is None else mine[at : at + size])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a feed serves.
+
+    Attributes:
+        spec: of the order.
+        lanes: how many there are.
+        rank: which of them are served: those of this rank.
+        world_size: of so many.
+        end_id: the id that fills padding.
+        max_bad: how many records may be bad, as a recipe says it.
+    """
+
+    spec: PlanSpec
+    lanes: int
+    rank: int
+    world_size: int
+    end_id: int
+    max_bad: int | str
+
+
+@final
+class _LaneFeed:
+    """One lane of a rank."""
+
+    def __init__(self, lane: int, place: Place, before: int) -> None:
+        self.lane, self.place, self.before = lane, place, before
+        self.open: deque[_Open] = deque()
+        self.known: deque[tuple[int, Place]] = deque([(before, place)])
+        self._barren: int | None = None
+        self._long: list[tuple[int, int]] = []
+
+    def add(self, made: LanePool, rows: Rows, share: Share) -> None:
+        """Take the next pool."""
+        # One without sequences, too, so that it is let go of after those before it: they may share a file.
+        self.open.append(_Open(made, rows, self.before))
+        if len(rows):
+            self._barren = None
+        else:
+            self._note_barren(made, share)
+        self.before += len(rows)
+        self.place = made.next
+        if self.known[-1][0] == self.before:
+            self.known.pop()
+        self.known.append((self.before, self.place))
+
+    def _note_barren(self, made: LanePool, share: Share) -> None:
+        """Note that a pool gave no sequence; whole epochs of such pools end the stream."""
+        if self._barren is None:
+            self._barren, self._long = made.epoch, []
+        if made.epoch == self._barren + 1:
+            self._long.append((len(made.lengths), int(made.lengths.min())))
+        if made.epoch >= self._barren + _BARREN_EPOCHS:
+            counts, shortest = zip(*self._long, strict=True)
+            why = all_too_long(sum(counts), min(shortest), share.spec)
+            raise no_sequence(self.lane, share.lanes, *why)
+
+    def let_go(self, sequence: int) -> None:
+        """Let go of pools that end before a sequence."""
+        while self.open and self.open[0].end <= sequence:
+            _forget_media(self.open.popleft().made)
+
+    def cursor(self, sequence: int) -> tuple[int, Place]:
+        """The last pool that begins at or before a sequence."""
+        at = bisect_right(self.known, sequence, key=lambda one: one[0]) - 1
+        return self.known[max(at, 0)]
+
+    def forget(self, sequence: int) -> None:
+        """Forget where pools began that end before a sequence."""
+        while len(self.known) > 1 and self.known[1][0] <= sequence:
+            self.known.popleft()
+
+
+def _forget_media(made: LanePool) -> None:
+    if made.media is not None:
+        made.media.forget()
+
+
+@final
+class Feed:
+    """The steps of one rank, one after the other.
+
+    One thread takes them; any may ask for tokens and cursors meanwhile.
+
+    Args:
+        share: what is served.
+        pools: makes pools.
+        cursors: where each lane of the rank begins.
+        progress: is told of each pool that came in.
+        media: the folder in which bytes of media are laid aside, which goes with the feed; None where none are.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        pools: Pools,
+        cursors: Cursors,
+        progress: Callable[[LanePool], object] = lambda _: None,
+        media: Path | None = None,
+    ) -> None:
+        self._media = media
+        self._share, self._pools, self._progress = share, pools, progress
+        mine = rank_lanes(share.lanes, share.rank, share.world_size)
+        self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in mine]
+        self._round = share.spec.global_batch_size // share.lanes
+        # Records and bad ones of each epoch of lanes.
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._tokens: dict[int, int] = {}
+        # Around where pools began and the tokens of steps; never held while a pool is waited for.
+        self._lock = Lock()
+        # The first sequence of a lane that a batch may still read.
+        self._needed = 0
+        for lane in self._lanes:
+            pools.ask(lane.lane, lane.place)
+
+    def take(self, step: int) -> tuple[StepReader, Rows]:
+        """The rows of a step and what reads their tokens; steps are taken in order.
+
+        Raises:
+            InputError: a source cannot be read, or too many records are bad.
+            PlanError: a lane has no sequence.
+            WorkerError: workers die for ever.
+        """
+        first = step * self._round
+        pools: list[_Open] = []
+        pieces, places = [], []
+        for number, lane in enumerate(self._lanes):
+            for begin, rows, pool in self._sequences(lane, first, first + self._round):
+                pieces.append(rows)
+                pools.append(pool)
+                turns = np.arange(begin - first, begin - first + len(rows))
+                places.append(turns * len(self._lanes) + number)
+            with self._lock:
+                lane.forget((step - _STEPS_KEPT) * self._round)
+        reader = StepReader(pools, self._share.end_id)
+        numbered = [
+            Rows(
+                *(rows.pointers, rows.sources, rows.documents + base),
+                *(rows.starts, rows.lengths, rows.places),
+            )
+            for rows, base in zip(pieces, reader.bases.tolist(), strict=True)
+        ]
+        joined = join_rows(numbered, self._round * len(self._lanes))
+        with self._lock:
+            self._tokens[step] = int(joined.lengths.sum())
+            self._tokens.pop(step - _STEPS_KEPT, None)
+        return reader, reorder_rows(joined, np.argsort(np.concatenate(places)))
+
+    def done(self, step: int) -> None:
+        """Say that the batch of a step that was taken is made: what no later step needs is let go of.
+
+        Until then the media of its documents are read. Steps are done in order, by the thread that takes them.
+        """
+        self._needed = (step + 1) * self._round
+        for lane in self._lanes:
+            lane.let_go(self._needed)
+
+    def _sequences(self, lane: _LaneFeed, first: int, stop: int) -> list[tuple[int, Rows, _Open]]:
+        """The sequences of a lane from ``first`` on, pool by pool."""
+        found = []
+        while lane.before < stop:
+            self._enter(lane)
+            lane.let_go(self._needed)
+        for pool in lane.open:
+            a, b = max(first, pool.before), min(stop, pool.end)
+            if a < b:
+                found.append((a, slice_rows(pool.rows, a - pool.before, b - pool.before), pool))
+        return found
+
+    def _enter(self, lane: _LaneFeed) -> None:
+        """Take the next pool of a lane, and have the one after it made."""
+        with told_of_keep():
+            made = self._pools.take(lane.lane, lane.place)
+        self._pools.ask(lane.lane, made.next)
+        self._count(made)
+        rows = lane_rows(made.lengths, self._share.spec, lane.lane, made.epoch, made.pool)
+        with self._lock:
+            lane.add(made, rows, self._share)
+        self._progress(made)
+
+    def _count(self, made: LanePool) -> None:
+        """Tell of bad records, and stop where there are too many."""
+        records, bad = self._counts.get(made.epoch, (0, 0))
+        records, bad = records + made.records, bad + made.bad
+        self._counts[made.epoch] = records, bad
+        for said in made.said:
+            _LOG.warning("Left out: %s", said)
+        most = allowed_bad(self._share.max_bad, records)
+        if bad > most:
+            last = f"; the last one: {made.said[-1]}" if made.said else ""
+            epoch = f" in epoch {made.epoch}" if made.epoch else ""
+            raise TooManyBadRecordsError(
+                f"{bad:,} of the first {records:,} records of this rank's lanes are bad{epoch}, and max_bad "
+                f"{self._share.max_bad} allows {most:,}{last}. Mend the input, or allow more (max_bad=)."
+            )
+
+    def tokens(self, step: int) -> int:
+        """Tokens of the rank's rows of a step that was taken."""
+        with self._lock:
+            return self._tokens[step]
+
+    def cursors(self, step: int) -> dict[int, tuple[Place, int]]:
+        """Where each lane of the rank goes on at a step; replay is at most a pool.
+
+        Raises:
+            PlanError: the step lies before those that are remembered.
+        """
+        found = {}
+        for lane in self._lanes:
+            with self._lock:
+                before, place = lane.cursor(step * self._round)
+            if before > step * self._round:
+                raise PlanError(f"Step {step} lies behind this stream, which does not go back.")
+            found[lane.lane] = (place, before)
+        return found
+
+    def close(self) -> None:
+        """End whatever makes pools."""
+        self._pools.close()
+        if self._media is not None:
+            # A worker that is not done yet may put a file there meanwhile: it goes with the stream.
+            shutil.rmtree(self._media, ignore_errors=True)

@@ -1,0 +1,533 @@
+"""``stream``: raw inputs as something a ``Loader`` takes, with nothing prepared before."""
+
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, Literal, final
+
+import msgspec
+
+from batchloom.chat.templates import TrainOn
+from batchloom.core.errors import InputMissingError, PlanError, SettingsError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.gc_pause import uncollected
+from batchloom.core.settings import is_text, shown, whole
+from batchloom.core.wording import counted
+from batchloom.plan import ORDER_VERSION, PlanSpec, lane_pool_default
+from batchloom.plan.order import (
+    LANES_VERSION,
+    check_lane_world,
+    check_lanes,
+    default_lanes,
+    rank_lanes,
+)
+from batchloom.plan.packing import Overlong
+from batchloom.preparation import (
+    Execution,
+    MediaRecipe,
+    Note,
+    Progress,
+    Recipe,
+    RunSettings,
+    choose_recipe,
+    recipe_fingerprint,
+    recipe_plain,
+    synthetic_input,
+)
+from batchloom.preparation.documents import (
+    Readings,
+    dtype_name,
+    job_processor,
+    job_tokenizer,
+    media_encoder,
+    processor_state,
+)
+from batchloom.preparation.phases import Hand
+from batchloom.preparation.report import PrepareResult, log_notes
+from batchloom.preparation.request import SETTINGS, Given, RecipePlace, list_inputs
+from batchloom.preparation.settings import steps_with_index, weights_note
+from batchloom.preparation.units import plan_units
+from batchloom.preparation.workers import versions_of
+from batchloom.sources.files import Spool
+from batchloom.store import write_file
+from batchloom.streaming.keep import Keeping, abandoned, check_keep, keep_folder
+from batchloom.streaming.lane import LanePool, Place
+from batchloom.streaming.lane_pools import PoolsHere, PoolsOfWorkers, stream_workers
+from batchloom.streaming.rank_feed import Cursors, Feed, Share
+from batchloom.streaming.record_ranges import cut_stretches
+from batchloom.streaming.spill_folder import make_own_folder
+from batchloom.streaming.stream_overlong import (
+    cut_too,
+    left_out,
+    may_hold_media,
+    overlong_of,
+    refuse_cuts,
+    some_conversations,
+)
+from batchloom.streaming.stream_state import (
+    StreamFacts,
+    merge_states,
+    read_state,
+    refuse_other,
+    stream_state,
+)
+from batchloom.streaming.stream_worker import StreamSetup
+from batchloom.text import CleanStep
+from batchloom.tokens import engine_choice
+
+_LOG = logging.getLogger("batchloom")
+_MOST_WORKERS = 1024
+_STATE = "tokenizer_state.json"
+_NOT_ORDER = ("epochs", "steps", "last", "block", "group_by_length")
+
+
+def stream(  # noqa: D417 - the fields of the recipe, told there
+    inputs: Given | Sequence[Given] | None = None,
+    *,
+    seq_len: int,
+    global_batch_size: int,
+    steps: int,
+    tokenizer: str | None = None,
+    recipe: RecipePlace | None = None,
+    end_token: str | None = None,
+    text_field: str | None = None,
+    mapping: Mapping[str, str] | None = None,
+    ignore: str | Sequence[str] | None = None,
+    split_on: str | None = None,
+    normalize: bool | None = None,
+    clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
+    dtype: str | None = None,
+    val_fraction: float | None = None,
+    test_fraction: float | None = None,
+    max_bad: int | str | None = None,
+    template: str | None = None,
+    train_on: TrainOn | None = None,
+    max_tokens: int | None = None,
+    media: MediaRecipe | Mapping[str, Any] | None = None,
+    follow_links: bool | None = None,
+    lanes: int | None = None,
+    pool_size: int | None = None,
+    packing: str = "best_fit",
+    overlong: Overlong | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    workers: int | Literal["auto"] = "auto",
+    keep: str | os.PathLike[str] | None = None,
+) -> "Stream":
+    """Train on raw inputs: what ``prepare`` would make of them, tokenized when it is needed.
+
+    ``Loader(stream)`` gives the batches of one rank. The sequence at a position depends only on
+    inputs, recipe, seed, ``lanes`` and the settings of the order: not on ranks or workers. Duplicates
+    stay. Documents of the shares of ``val`` and ``test`` are left out, as ``prepare`` would lay them aside.
+
+    Args:
+        inputs, recipe, tokenizer, end_token, text_field, mapping, ignore, split_on, normalize, clean, dtype,
+        val_fraction, test_fraction, max_bad, template, train_on, max_tokens, media, follow_links: as ``prepare``
+            takes them.
+        seq_len, packing, seed, shuffle: see :class:`PlanSpec`.
+        global_batch_size: sequences of a step over all ranks.
+        steps: of the run; a stream has no length of its own.
+        lanes: how many parts of the input are read side by side: divides ``global_batch_size`` and is
+            a multiple of every world size. None: the greatest common divisor of the batch and 64.
+        pool_size: documents of a lane that are packed together; None: 8,192, or 1,024 where media are read.
+        overlong: of documents longer than ``seq_len``; None: ``drop`` where every input holds
+            conversations, or documents may hold media, else ``split``.
+        workers: processes of each rank that tokenize; 0: none but its own; ``auto``: its cores.
+        keep: a folder where the store of these inputs grows meanwhile; ``Stream.finish`` ends it.
+
+    Raises:
+        SettingsError, InputMissingError, InputError, TokenizerError: what was asked for cannot be done.
+        PlanError: lanes that do not fit.
+        StoreConflictError, OutputError: ``keep`` holds another job's store or work, or cannot be written.
+    """
+    asked = locals()
+    options = {name: asked[name] for name in SETTINGS if name in asked and name != "overlong"}
+    chosen = choose_recipe(inputs, {**options, "dedup": "none"}, recipe)
+    order = Order(
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        steps=steps,
+        packing=packing,
+        overlong=overlong,
+        seed=seed,
+        shuffle=shuffle,
+        pool_size=lane_pool_default(media=chosen.recipe.reading.media is not None)
+        if pool_size is None
+        else pool_size,
+        lanes=lanes,
+    )
+    settings = StreamSettings(workers=workers, keep=keep_folder(keep))
+    for note in chosen.notes:
+        _LOG.info("%s", note)
+    return Stream(chosen.recipe, order, settings, kept=chosen.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order of a stream as it was asked for; see :func:`stream`."""
+
+    seq_len: int
+    global_batch_size: int
+    steps: int
+    packing: str = "best_fit"
+    overlong: Overlong | None = None
+    seed: int = 0
+    shuffle: bool = True
+    pool_size: int
+    lanes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is None:
+            raise SettingsError(["steps: missing; a stream has no length of its own"])
+        self.spec("split")
+        lanes = self.lanes
+        if lanes is not None and (whole(lanes) is None or lanes < 1):
+            raise SettingsError([f"lanes: {shown(lanes)} is no whole number of at least 1"])
+
+    def spec(self, overlong: Overlong) -> PlanSpec:
+        """The settings of the order, with what becomes of long documents where nobody said so."""
+        return PlanSpec(
+            seq_len=self.seq_len,
+            global_batch_size=self.global_batch_size,
+            steps=self.steps,
+            packing=self.packing,
+            overlong=self.overlong or overlong,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            pool_size=self.pool_size,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """How a stream is carried out; it decides no token.
+
+    Attributes:
+        workers: processes of each rank; 0 for none but its own.
+        keep: the folder of a store that grows meanwhile.
+        run: sizes that decide units, other than the default only in tests.
+    """
+
+    workers: int | Literal["auto"] = "auto"
+    keep: Path | None = None
+    run: RunSettings = field(default_factory=RunSettings)
+
+    def __post_init__(self) -> None:
+        count = whole(self.workers)
+        if self.workers != "auto" and (count is None or not 0 <= count <= _MOST_WORKERS):
+            raise SettingsError(
+                [
+                    f"workers: {shown(self.workers)} is neither 'auto' nor a number from 0 to {_MOST_WORKERS:,}"
+                ]
+            )
+
+
+@final
+class Stream:
+    """Raw inputs in a fixed order; use :func:`batchloom.stream`.
+
+    Attributes:
+        recipe: how inputs become documents.
+        spec: settings of the order.
+        lanes: how many lanes there are.
+        fingerprint: 32 hex digits that name the order.
+        identity: the fields it is made of.
+        tokenizer: what encodes.
+        processor: the state of what makes features of images and audio; None where none are read.
+        keeping: the store that grows meanwhile; None where none does.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        order: Order,
+        settings: StreamSettings,
+        *,
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        if synthetic_input(recipe.inputs):
+            raise SettingsError(
+                [
+                    f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"
+                ]
+            )
+        if settings.keep is not None:
+            check_keep(recipe.inputs, settings.keep)
+        # A stream begins before all documents are known, so none of them can move between subsets.
+        recipe = replace(recipe, balance_subsets=False)
+        self._folder, held = make_own_folder()
+        weakref.finalize(self, _remove, self._folder, held, os.getpid())
+        self.recipe, self._settings = recipe, settings
+        self._spool = Spool(self._folder / "spool")
+        with uncollected():
+            self._listing = list_inputs(recipe, self._spool, exclude=settings.keep)
+        if not self._listing.sources:
+            raise InputMissingError("The inputs hold no file to read; name others.")
+        for note in self._listing.notes:
+            _LOG.info("%s", note)
+        if weights := weights_note(recipe.sources):
+            _LOG.warning("%s", weights)
+        readings = Readings(recipe, settings.run.limits)
+        self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
+        self._stretches = cut_stretches(self._units, readings.rules, settings.run.unit_bytes)
+        sources = self._listing.sources
+        # The first file of each input: a stream looks at the others when it comes to them.
+        first = {source.input: source for source in reversed(sources)}
+        unused = dict.fromkeys(
+            name for source in first.values() for name in readings.of(source).unused_columns
+        )
+        if unused:
+            _LOG.info("Unused columns: %s", ", ".join(unused))
+        media = may_hold_media(sources, readings)
+        if media:
+            refuse_cuts(order.packing, order.overlong)
+        self.spec = order.spec(order.overlong or overlong_of(sources, readings))
+        # Nobody has said that conversations may be cut, and those that there are will be.
+        cuts_all = order.overlong is None and self.spec.overlong == "split"
+        known = cuts_all and some_conversations(sources, readings)
+        self._unsaid = cut_too(self.spec) if known else left_out(self.spec, media=media)
+        self._cuts_unknown = cuts_all and not known
+        self.lanes = self._lanes_of(order)
+        self.tokenizer = job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, kept)
+        self.processor = self._processor()
+        self._dtype = dtype_name(recipe, self.tokenizer)
+        write_file(self._folder / _STATE, msgspec.json.encode(self.tokenizer.state()))
+        self.identity, self._recipe_plain = self._identity(), recipe_plain(recipe)
+        self.fingerprint = fingerprint(self.identity)
+        self._kept_in: str | None = None
+        self._announced = False
+        self.keeping = (
+            Keeping(settings.keep, recipe, self._listing, settings.run, self._units, self.tokenizer)
+            if settings.keep is not None
+            else None
+        )
+
+    def _processor(self) -> dict[str, Any] | None:
+        """The state of the recipe's processor, whose tokens the tokenizer knows."""
+        media = self.recipe.reading.media
+        if media is None:
+            return None
+        for note in job_processor(media, self.recipe.tokenizer).notes:
+            _LOG.info("%s.", note)
+        media_encoder(self.tokenizer, self.recipe, None)
+        return processor_state(media, self.recipe.tokenizer)
+
+    def _lanes_of(self, order: Order) -> int:
+        lanes, count = order.lanes, len(self._stretches)
+        if lanes is None:
+            return default_lanes(order.global_batch_size, count)
+        check_lanes(lanes, order.global_batch_size)
+        if lanes > count:
+            raise PlanError(
+                f"The input can be cut into {count} stretches, too few for {lanes} "
+                f"lanes: packed files are read as a whole. Give lanes={default_lanes(lanes, count)}, more or "
+                "unpacked files, or prepare the input (batchloom prepare)."
+            )
+        return lanes
+
+    def _identity(self) -> dict[str, Any]:
+        spec = {k: v for k, v in self.spec.identity_fields().items() if k not in _NOT_ORDER}
+        sources = self._listing.sources
+        return {
+            "order_version": ORDER_VERSION,
+            "lanes_version": LANES_VERSION,
+            "spec": {**spec, "order": "lanes", "lanes": self.lanes},
+            "recipe": recipe_fingerprint(self.recipe),
+            "constants": self._settings.run.constants,
+            "tokenizer": self.tokenizer.fingerprint,
+            "inputs": {
+                "files": len(sources),
+                "bytes": self._listing.bytes,
+                "fingerprint": fingerprint(
+                    [[one.name, one.kind, one.size, one.mtime_ns] for one in sources]
+                ),
+            },
+        }
+
+    def __repr__(self) -> str:
+        files = counted(len(self._listing.sources), "file")
+        return f"stream of {files}, {self._listing.bytes:,} bytes, {self.lanes} lanes, {self.spec.steps} steps"
+
+    @property
+    def vocab_size(self) -> int:
+        """Every id is below this."""
+        return self.tokenizer.vocab_size
+
+    @property
+    def control(self) -> Mapping[str, int]:
+        """The ids of control tokens."""
+        return self.tokenizer.control
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return int(self.spec.steps or 0)
+
+    @property
+    def origin(self) -> str:
+        """Where the data comes from, as batches and log lines say it."""
+        name = self._listing.sources[0].name
+        more = (
+            f" and {len(self._listing.sources) - 1:,} more"
+            if len(self._listing.sources) > 1
+            else ""
+        )
+        return f"source=real stream of {name}{more} {self.fingerprint[:12]}"
+
+    def begin(self, rank: int, world_size: int) -> Cursors:
+        """Where the lanes of a rank begin.
+
+        Raises:
+            PlanError: a world size the lanes cannot be dealt to; names those that fit.
+        """
+        check_lane_world(self.lanes, rank, world_size)
+        return {lane: (Place(), 0) for lane in rank_lanes(self.lanes, rank, world_size)}
+
+    def state(self, step: int, cursors: Cursors) -> dict[str, Any]:
+        """A step as plain JSON values, with where the lanes of this rank go on."""
+        position = step * self.spec.global_batch_size
+        return stream_state(self._facts, position, cursors)
+
+    @property
+    def abandoned(self) -> Path | None:
+        """Where the stream kept what it read before it went on, and does no more; None where a store was made of it."""
+        return abandoned(self._kept_in, self.keeping)
+
+    @property
+    def _facts(self) -> StreamFacts:
+        """What states know of the stream."""
+        keep = self.abandoned if self.keeping is None else self.keeping.out.absolute()
+        named = None if keep is None else str(keep)
+        return StreamFacts(
+            *(self.fingerprint, self.identity, self._recipe_plain),
+            named if is_text(named) else None,
+        )
+
+    def resume(self, state: Mapping[str, Any], rank: int, world_size: int) -> tuple[int, Cursors]:
+        """The step of a state, and where the lanes of a rank go on.
+
+        Raises:
+            StateError: it is of another stream, was changed, or lacks a lane of this rank.
+        """
+        mine = rank_lanes(self.lanes, rank, world_size)
+        position, cursors, self._kept_in = read_state(state, self._facts, mine)
+        if self.abandoned is not None and rank == 0:
+            _LOG.warning(
+                "The stream kept what it read in %s, and nothing is kept there from here on: give keep=%s (--keep) to "
+                "go on keeping, or end that store with batchloom prepare.",
+                *(self.abandoned, self.abandoned),
+            )
+        return position // self.spec.global_batch_size, cursors
+
+    def refuse_other(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of another stream.
+
+        Raises:
+            StateError: it is; names each field that differs.
+        """
+        refuse_other(state, self._facts)
+
+    def merged(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state of those of all ranks, which any number of ranks can go on with; see ``merge_states``."""
+        return merge_states(states)
+
+    def kept_units(self) -> tuple[int, int]:
+        """How many units of the input are kept whole, and how many there are."""
+        return (self.keeping.kept() if self.keeping is not None else 0), len(self._units)
+
+    def open(self, rank: int, world_size: int, cursors: Cursors) -> Feed:
+        """The steps of a rank from where its lanes stand; close it at the end."""
+        keep = self.keeping.keep(rank) if self.keeping is not None else None
+        every = dict(enumerate(self._stretches))
+        media = None if self.processor is None else Path(tempfile.mkdtemp(dir=self._folder))
+        setup = StreamSetup(self._hand(), every, len(every), self.spec, self.lanes, keep, media)
+        mine = rank_lanes(self.lanes, rank, world_size)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        workers = stream_workers(self._settings.workers, len(mine), local)
+        pools = PoolsOfWorkers(setup, workers, mine) if workers else PoolsHere(setup)
+        share = Share(
+            *(self.spec, self.lanes, rank, world_size),
+            *(self.tokenizer.end_id, self.recipe.max_bad),
+        )
+        if rank == 0:
+            self._announce(workers, len(mine))
+        return Feed(share, pools, cursors, self._look_at, media)
+
+    def finish(
+        self,
+        *,
+        workers: int | Literal["auto"] = "auto",
+        progress: Callable[[Note | Progress], None] | None = None,
+    ) -> PrepareResult:
+        """End the store of ``keep``: it is that of ``prepare(..., dedup="none")``, to the byte.
+
+        What the stream has read whole is not read again, what it has not is. On one process, when no
+        other reads the stream any more.
+
+        Args:
+            workers: as ``prepare`` takes it.
+            progress: as ``prepare`` takes it.
+
+        Raises:
+            SettingsError: nothing is kept.
+            BatchloomError: whatever ``prepare`` finds wrong.
+        """
+        if self.keeping is None:
+            raise SettingsError(["keep: missing; give stream(keep=FOLDER) to have a store kept"])
+        return self.keeping.finish(
+            self._stretches, progress or log_notes, Execution(workers=workers)
+        )
+
+    def _hand(self) -> Hand:
+        clean = self.recipe.reading.clean
+        return Hand(
+            self.recipe,
+            self._settings.run.limits,
+            self._folder / _STATE,
+            engine_choice(self.tokenizer),
+            self._dtype,
+            chat=False,
+            clean=steps_with_index(clean, self._folder, _LOG.info),
+            overlap=False,
+            versions=versions_of(clean),
+        )
+
+    def _look_at(self, made: LanePool) -> None:
+        """Tell of conversations that are cut, where they were not known of before."""
+        if made.conversations and self._cuts_unknown:
+            self._cuts_unknown = False
+            _LOG.warning("%s", cut_too(self.spec))
+
+    def _announce(self, workers: int, mine: int) -> None:
+        if self._unsaid:
+            _LOG.warning("%s", self._unsaid)
+            self._unsaid = ""
+        if self._announced:
+            return
+        self._announced, recipe = True, self.recipe
+        left = [
+            f"{share:.3%} of them for {name}".replace(".000%", "%")
+            for name, share in (("val", recipe.val_fraction), ("test", recipe.test_fraction))
+            if share
+        ]
+        _LOG.info(
+            "%r: %s a rank; up to two pools of %s documents a lane are held in memory, %s in all here. Duplicates stay"
+            "%s.",
+            self,
+            counted(workers, "worker") if workers else "no worker",
+            f"{self.spec.pool_size:,}",
+            f"{2 * mine * self.spec.pool_size:,}",
+            f"; documents are left out by hash: {' and '.join(left)}" if left else "",
+        )
+
+
+def _remove(folder: Path, held: IO[bytes], owner: int) -> None:
+    """Delete a stream's folder and let go of it, in the process that made it alone."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+        held.close()

@@ -1,0 +1,61 @@
+"""What came of the records of a lane, for when no document did."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.wording import counted
+from batchloom.preparation.units import UnitFacts
+from batchloom.store.format import SUBSETS
+
+_BAD, _EMPTY, _SHARE = "bad", "empty", "for "
+
+
+@final
+@dataclass(slots=True)
+class Came:
+    """Counts of an epoch of a lane.
+
+    Attributes:
+        records: that were read.
+        reasons: why they gave no document to train on, and how many for each.
+    """
+
+    records: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, facts: UnitFacts, shares: NDArray[np.int64]) -> None:
+        """Count a stretch, and how many documents each subset has of it."""
+        for part in facts.parts:
+            self.records += part.records
+            self.reasons.update({_BAD: part.bad, _EMPTY: part.empty, **part.dropped})
+        for name, count in zip(SUBSETS[1:], shares[1:].tolist(), strict=True):
+            self.reasons[_SHARE + name] += count
+
+    def nothing(self, bad: Sequence[str]) -> tuple[str, str]:
+        """Why there is no document, and what would mend it.
+
+        Args:
+            bad: what is said of the first bad records.
+        """
+        found = [(reason, count) for reason, count in self.reasons.most_common() if count > 0]
+        if not found:
+            return "it was dealt no record of the input", "Give more input"
+        said = ", ".join(f"{count:,} {reason}" for reason, count in found)
+        first = f". The first bad one: {bad[0]}" if bad else ""
+        why = f"no document to train on came of {counted(self.records, 'record')}: {said}{first}"
+        return why, _remedy(found[0][0])
+
+
+def _remedy(reason: str) -> str:
+    if reason == _BAD:
+        return "Mend the input, or name another"
+    if reason == _EMPTY:
+        return "Name other inputs"
+    if reason.startswith(_SHARE):
+        return f"Give a smaller {reason.removeprefix(_SHARE)}_fraction"
+    return "Leave fewer out (clean=, max_tokens=, train_on=), or name other inputs"

@@ -1,0 +1,111 @@
+"""Stretches: what lanes take turns at, cut out of the units of ``prepare`` by listing alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from batchloom.preparation.units import Unit
+from batchloom.sources import Part, ReadRules
+from batchloom.sources.files import splittable, way_of
+
+# So many at least, where the input is large enough: then the lanes have about equal shares.
+_WANTED = 1024
+_LEAST_BYTES = 1 << 10
+# A text is read from the beginning of its part to where a stretch begins.
+_MOST_CUTS_OF_TEXT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a unit, or a piece of one.
+
+    Attributes:
+        whole: the part as the unit has it.
+        place: number of that part inside the unit.
+        start: first byte, nominal until record bounds are looked up.
+        stop: one after its last.
+    """
+
+    whole: Part
+    place: int
+    start: int
+    stop: int
+
+    @property
+    def part(self) -> Part:
+        """The piece as a part of its source."""
+        return Part(self.whole.source, self.start, self.stop)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its part."""
+        return (self.start, self.stop) == (self.whole.start, self.whole.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring pieces of one unit, which a lane reads together.
+
+    Attributes:
+        unit: number of the unit.
+        first_part: number of the unit's first part in the manifest's list of parts.
+        place: number of the stretch inside the unit.
+        last: whether it is the unit's last one.
+        pieces: in order.
+    """
+
+    unit: int
+    first_part: int
+    place: int
+    last: bool
+    pieces: tuple[Piece, ...]
+
+
+def stretch_bytes(units: Sequence[Unit], unit_bytes: int) -> int:
+    """About how many bytes a stretch has: a power of two, so that there are a thousand; a unit's at most."""
+    total = sum(unit.bytes for unit in units)
+    wanted = max(_LEAST_BYTES, total // _WANTED)
+    return min(unit_bytes, 1 << (wanted.bit_length() - 1))
+
+
+def cut_stretches(units: Sequence[Unit], rules: ReadRules, unit_bytes: int) -> list[Stretch]:
+    """The stretches of all units, in the order of the input; they know nothing of lanes or workers."""
+    size = stretch_bytes(units, unit_bytes)
+    found: list[Stretch] = []
+    for unit in units:
+        groups = list(_grouped(_pieces(unit, rules, size), size))
+        found += [
+            Stretch(unit.number, unit.first_part, place, place == len(groups) - 1, pieces)
+            for place, pieces in enumerate(groups)
+        ]
+    return found
+
+
+def _pieces(unit: Unit, rules: ReadRules, size: int) -> Iterator[Piece]:
+    for place, part in enumerate(unit.parts):
+        length = part.stop - part.start
+        step = max(size, -(-length // _MOST_CUTS_OF_TEXT)) if is_text(part, rules) else size
+        if length <= step or not splittable(part.source, rules):
+            yield Piece(part, place, part.start, part.stop)
+            continue
+        for a, b in pairwise([*range(part.start, part.stop, step), part.stop]):
+            yield Piece(part, place, a, b)
+
+
+def is_text(part: Part, rules: ReadRules) -> bool:
+    """Whether documents of a part are told apart only by reading on from its beginning."""
+    return way_of(part.source, rules) == "cut"
+
+
+def _grouped(pieces: Iterator[Piece], size: int) -> Iterator[tuple[Piece, ...]]:
+    group: list[Piece] = []
+    held = 0
+    for piece in pieces:
+        length = piece.stop - piece.start
+        if group and held + length > size:
+            yield tuple(group)
+            group, held = [], 0
+        group.append(piece)
+        held += length
+    if group:
+        yield tuple(group)

@@ -1,0 +1,147 @@
+"""Images and audio of the documents of a stream: which they hold, and where these lie until their batch is made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, NamedTuple, final
+
+from batchloom.core.errors import StoreError
+from batchloom.media import MediaLimits
+from batchloom.preparation.documents import PlacedMedium
+from batchloom.store import writing
+from batchloom.store.format import StoredMedium, kind_of, read_blob
+from batchloom.store.write import make_folder
+
+
+class DocumentMedia(NamedTuple):
+    """What a document holds.
+
+    Attributes:
+        media: in the order of their tokens.
+        folder: where their paths begin.
+        line: the file and the line of the document, for people.
+    """
+
+    media: tuple[StoredMedium, ...]
+    folder: str
+    line: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PoolMedia:
+    """The media of the documents of a pool.
+
+    Attributes:
+        documents: those that hold some, by their numbers in the pool.
+        limits: what is refused for its size.
+        spent: files of bytes that no later pool of the lane needs.
+    """
+
+    documents: Mapping[int, DocumentMedia]
+    limits: MediaLimits
+    spent: tuple[Path, ...]
+
+    @property
+    def remedy(self) -> str:
+        """What may be done where a medium cannot be read."""
+        return (
+            "Bring it back, or leave the record out. Of a store (batchloom prepare) a run can serve padding for "
+            "documents whose media are gone."
+        )
+
+    def held(self, medium: StoredMedium) -> bytes:
+        """The bytes of a medium that stood in its record.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        if medium.blob is None:
+            raise AssertionError(f"a medium of {self.told(medium.document)} is named only")
+        path, begin = medium.blob
+        if not path.exists():
+            raise StoreError(
+                f"the file is gone in which it was laid aside ({path}): go on from the last state, and do not clear "
+                "the folder for temporary files under a run."
+            )
+        return read_blob(path, begin, medium.size)
+
+    def folder_of(self, document: int) -> str:
+        """Where paths of media begin that a document names."""
+        return self.documents[document].folder
+
+    def told(self, document: int) -> str:
+        """What a document is called in a sentence."""
+        return f"The document at {self.documents[document].line}"
+
+    def of(self, document: int) -> tuple[StoredMedium, ...]:
+        """The media of a document."""
+        found = self.documents.get(document)
+        return () if found is None else found.media
+
+    def forget(self) -> None:
+        """Delete what no later pool needs."""
+        for path in self.spent:
+            path.unlink(missing_ok=True)
+
+
+@final
+class Aside:
+    """Lays the bytes of media that stand in records aside, so that no pool has them in memory.
+
+    Args:
+        folder: of files; it is made where it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def lay(
+        self, media: Sequence[Sequence[PlacedMedium]]
+    ) -> tuple[list[tuple[StoredMedium, ...]], Path | None]:
+        """The media of documents as they are read for batches, and the file of their bytes; None where none is held.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        held = any(one.medium.data is not None for some in media for one in some)
+        if not held:
+            return [tuple(_stored(one, None) for one in some) for some in media], None
+        make_folder(self._folder)
+        with (
+            writing(self._folder),
+            NamedTemporaryFile(dir=self._folder, suffix=".media", delete=False) as file,
+        ):
+            path = Path(file.name)
+            try:
+                return [tuple(_laid(some, path, file)) for some in media], path
+            except OSError:
+                path.unlink()
+                raise
+
+
+def _laid(media: Sequence[PlacedMedium], path: Path, file: IO[bytes]) -> list[StoredMedium]:
+    found: list[StoredMedium] = []
+    last: tuple[bytes, int] | None = None
+    for one in media:
+        data = one.medium.data
+        if data is None:
+            found.append(_stored(one, None))
+            continue
+        if last is None or last[0] is not data:  # the frames of a video are of the same bytes
+            last = data, file.tell()
+            file.write(data)
+        found.append(_stored(one, (path, last[1])))
+    return found
+
+
+def _stored(one: PlacedMedium, blob: tuple[Path, int] | None) -> StoredMedium:
+    seen = one.medium.seen
+    if seen is None:
+        raise AssertionError("media are looked at before they are encoded")
+    kind, place = kind_of(seen.facts), one.medium.place
+    return StoredMedium(
+        *(0, kind, one.start, one.tokens, one.grid, seen.facts, place, seen.size),
+        *(seen.digest, blob),
+    )

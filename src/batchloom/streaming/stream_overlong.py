@@ -1,0 +1,82 @@
+"""Documents longer than a sequence: what becomes of them where nobody says so, and what is told of it."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from batchloom.core.errors import PlanError
+from batchloom.plan import PlanSpec
+from batchloom.plan.packing import Overlong
+from batchloom.preparation.documents import Readings
+from batchloom.sources.files import Source
+
+# So many files are looked into for a warning; what else holds conversations is told when it is come to.
+_LOOKED_INTO = 64
+# Kinds of files that are texts whatever they hold.
+_TEXTS = ("text", "code")
+
+
+def may_hold_media(sources: Sequence[Source], readings: Readings) -> bool:
+    """Whether documents of some source may hold images or audio, by how it is read."""
+    return readings.reads_media and any(
+        readings.of(source).way in ("conversation", "interleaved") for source in sources
+    )
+
+
+def refuse_cuts(packing: str, overlong: Overlong | None) -> None:
+    """Refuse what cuts documents, of a stream with images or audio.
+
+    Raises:
+        PlanError: says what to give.
+    """
+    given = "packing='wrap'" if packing == "wrap" else f"overlong={overlong!r}"
+    if packing == "wrap" or overlong in ("split", "truncate"):
+        raise PlanError(
+            f"{given} cuts documents, and one with images or audio is never cut: give packing='best_fit' and "
+            "overlong='drop' or 'error'."
+        )
+
+
+def overlong_of(sources: Sequence[Source], readings: Readings) -> Overlong:
+    """``drop`` where every input holds conversations, or one may hold media, else ``split``.
+
+    As a loader over their store has it, but for conversations beside texts that a processor is given for and that name
+    no media: whether some do is known when all are read.
+
+    Files that are texts by their kind are not looked into, nor is any after the first that holds
+    no conversations.
+    """
+    if may_hold_media(sources, readings):
+        return "drop"
+    texts_first = sorted(sources, key=lambda source: source.kind not in _TEXTS)
+    alone = all(readings.of(source).templated for source in texts_first)
+    return "drop" if alone else "split"
+
+
+def some_conversations(sources: Sequence[Source], readings: Readings) -> bool:
+    """Whether some of the first files that may hold conversations do: the first of each input, then the others."""
+    unsure = [source for source in sources if source.kind not in _TEXTS]
+    first = {source.input: source for source in reversed(unsure)}
+    others = (source for source in unsure if first[source.input] is not source)
+    looked = islice((*first.values(), *others), _LOOKED_INTO)
+    return any(readings.of(source).templated for source in looked)
+
+
+def cut_too(spec: PlanSpec) -> str:
+    """What is said where conversations are cut since texts lie beside them."""
+    return (
+        f"The inputs hold texts and conversations, and documents longer than seq_len {spec.seq_len} are cut, "
+        f"conversations too: overlong='drop' leaves all of them out, stream(max_tokens={spec.seq_len}) conversations "
+        "alone."
+    )
+
+
+def left_out(spec: PlanSpec, *, media: bool) -> str:
+    """What is said where something is left out; empty where nothing is. Documents with media are never cut."""
+    if spec.overlong not in ("drop", "truncate"):
+        return ""
+    remedy = "a larger seq_len" if media else "overlong='split'"
+    what = "documents" if spec.overlong == "drop" else "the ends of documents"
+    return (
+        f"overlong={spec.overlong!r} leaves out {what} longer than seq_len {spec.seq_len}; {remedy} "
+        f"keeps them."
+    )

@@ -1,0 +1,150 @@
+"""The state of a stream: where each of its lanes goes on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchloom.core.errors import StateError
+from batchloom.core.fingerprint import fingerprint
+from batchloom.plan import ORDER_VERSION
+from batchloom.plan.order import differences
+from batchloom.preparation.settings import recipe_differences
+from batchloom.streaming.lane import Place
+from batchloom.streaming.rank_feed import Cursors
+
+_FIELDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What a state knows of its stream.
+
+    Attributes:
+        fingerprint: of the stream.
+        identity: the fields it is made of.
+        recipe: of the stream, whose fingerprint alone is one of them; empty in a state of before it was kept.
+        keep: the folder where the stream kept what it read; None where it kept nothing.
+    """
+
+    fingerprint: str
+    identity: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    keep: str | None = None
+
+
+def stream_state(facts: StreamFacts, position: int, cursors: Cursors) -> dict[str, Any]:
+    """A position of a stream as plain JSON values.
+
+    Args:
+        facts: of the stream.
+        position: the sequence to go on with.
+        cursors: of the lanes that this process reads.
+    """
+    plain = {
+        "order_version": ORDER_VERSION,
+        "fingerprint": facts.fingerprint,
+        "identity": dict(facts.identity),
+        "recipe": dict(facts.recipe),
+        "keep": facts.keep,
+        "position": position,
+        "lanes": {str(lane): [*place, before] for lane, (place, before) in sorted(cursors.items())},
+    }
+    return {**plain, "check": fingerprint(plain)}
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of the states of all ranks, which any number of ranks can go on with.
+
+    Args:
+        states: what ``Loader.state_dict()`` gave on each rank of a stream, all at the same step.
+
+    Raises:
+        StateError: there are none, or they are of other streams or of other steps.
+    """
+    if not states:
+        raise StateError("There are no states to merge; gather state_dict() of every rank.")
+    lanes: dict[str, list[int]] = {}
+    for state in states:
+        lanes |= _checked(state)["lanes"]
+    first = states[0]
+    for state in states[1:]:
+        for name in ("fingerprint", "position"):
+            if state[name] != first[name]:
+                raise StateError(
+                    f"The states of the ranks do not belong together: {name} is {first[name]!r} and {state[name]!r}. "
+                    "Take all of them at the same step of the same stream."
+                )
+    cursors = {int(lane): (Place(*where[:-1]), where[-1]) for lane, where in lanes.items()}
+    return stream_state(_facts_of(first), first["position"], cursors)
+
+
+def _facts_of(state: Mapping[str, Any]) -> StreamFacts:
+    named, identity = state["fingerprint"], state["identity"]
+    return StreamFacts(named, identity, state.get("recipe") or {}, state.get("keep"))
+
+
+def refuse_other(state: Mapping[str, Any], facts: StreamFacts) -> StreamFacts:
+    """What a state knows of its stream, which is this one.
+
+    Raises:
+        StateError: it is no state, was changed, or belongs to another stream; names the fields that differ.
+    """
+    theirs = _facts_of(_checked(state))
+    if theirs.fingerprint == facts.fingerprint:
+        return theirs
+    then, now = dict(theirs.identity), dict(facts.identity)
+    found = recipe_differences(dict(theirs.recipe), dict(facts.recipe)) if theirs.recipe else []
+    if found:
+        # They say of what these two are fingerprints.
+        hidden = ("recipe", "tokenizer")[: 1 + any(one.startswith("tokenizer:") for one in found)]
+        then, now = ({k: v for k, v in one.items() if k not in hidden} for one in (then, now))
+    found += differences(then, now)
+    raise StateError(
+        f"The state belongs to another stream: {'; '.join(found) or 'its fingerprint differs'}. Give the inputs "
+        "and settings the state was made with, or start without it."
+    )
+
+
+def read_state(
+    state: Mapping[str, Any], facts: StreamFacts, wanted: range
+) -> tuple[int, Cursors, str | None]:
+    """The position of a state, where the lanes of a rank go on, and where its stream kept what it read.
+
+    Raises:
+        StateError: it is no state, was changed, belongs to another stream, or lacks a lane.
+    """
+    theirs, lanes = refuse_other(state, facts), state["lanes"]
+    missing = [lane for lane in wanted if str(lane) not in lanes]
+    if missing:
+        raise StateError(
+            f"The state knows of lanes {', '.join(sorted(lanes, key=int)[:8])}, and this rank needs lane {missing[0]}: "
+            "it is that of one rank. Gather the states of all ranks with batchloom.streaming.merge_states."
+        )
+    cursors = {lane: (Place(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in wanted}
+    return int(state["position"]), cursors, theirs.keep
+
+
+def _checked(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        rest = {name: value for name, value in state.items() if name != "check"}
+        same = state["check"] == fingerprint(rest)
+        sound = all(
+            len(where) == _FIELDS and all(isinstance(n, int) and n >= 0 for n in where)
+            for where in state["lanes"].values()
+        )
+        version = state["order_version"]
+        sound = sound and isinstance(state["position"], int) and bool(state["identity"].items())
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise StateError(
+            f"This is not the state of a stream ({error!r}). Give what state_dict() returned."
+        ) from error
+    if version != ORDER_VERSION:
+        raise StateError(
+            f"The state has order_version {version}, this batchloom makes {ORDER_VERSION}; go on with the version that "
+            "wrote it, or start without it."
+        )
+    if not same or not sound:
+        raise StateError(
+            "The state was changed after it was saved: its check does not fit its fields. Use the one that was saved."
+        )
+    return state

@@ -1,5 +1,0 @@
-"""Streams: training on raw inputs, tokenized as they are needed."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,117 @@
+"""Decontamination: documents that share words with an evaluation set are dropped.
+
+As of GPT-3 (Brown et al. 2020, https://arxiv.org/abs/2005.14165, appendix C): texts in lower case
+and without punctuation, and a document that shares any 13 words in a row with a record of a set
+is contaminated. Fields of fewer words are looked for as a whole, from 8 words on, the least length
+that GPT-3 used.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Final
+
+import numpy as np
+
+from batchloom.core.errors import InputError
+from batchloom.core.settings import is_text, raise_problems, set_wholes, shown
+from batchloom.text.decontamination.ngrams import normal_words, word_hashes
+from batchloom.text.decontamination.overlap_index import MOST_SETS, Overlap, load_index
+from batchloom.text.steps import Clean, Drop
+
+OVERLAP: Final = "decontaminate: shares words with {}"
+
+_PIECE = 1 << 20
+_SPACE = re.compile(r"\s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decontaminate:
+    """Which evaluation sets a document may share nothing with.
+
+    Attributes:
+        sets: a name for each set, and the file or folder that holds its records.
+        words: how many words in a row are an overlap.
+        min_words: a field of fewer than ``words`` words is an overlap as a whole; one of fewer
+            than this is not looked for.
+        index: path of the index made of the sets; preparation fills it in.
+    """
+
+    sets: dict[str, str] = field(default_factory=dict)
+    words: int = 13
+    min_words: int = 8
+    index: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = set_wholes(self, {"words": (1, 64), "min_words": (1, 64)})
+        named = isinstance(self.sets, dict) and all(map(is_text, [*self.sets, *self.sets.values()]))
+        if not named or not 1 <= len(self.sets) <= MOST_SETS:
+            problems.append(
+                f"sets: {shown(self.sets)} names no evaluation set; give a name and a file for each, "
+                "such as {gsm8k: evaluation/gsm8k.jsonl}, in a recipe file (--recipe)"
+            )
+        raise_problems(problems)
+
+
+def reasons(settings: Decontaminate) -> tuple[str, ...]:
+    """Every reason this step may give: one a set."""
+    return tuple(map(OVERLAP.format, settings.sets))
+
+
+def make(settings: Decontaminate) -> Clean:
+    """The step that drops what shares words with a set and leaves the rest as it is.
+
+    The index is mapped, not read: workers share its pages.
+
+    Raises:
+        InputError: there is no index yet, or it is none.
+    """
+    if settings.index is None:
+        raise InputError(
+            "decontaminate: there is no index of the evaluation sets yet; make one with "
+            "batchloom.preparation.settings.with_index(settings, folder)."
+        )
+    return functools.partial(_clean, load_index(settings.index))
+
+
+def against(overlap: Overlap) -> Clean:
+    """The step of :func:`make` with an index that is at hand."""
+    return functools.partial(_clean, overlap)
+
+
+def _clean(overlap: Overlap, text: str) -> str | Drop:
+    """Piece by piece, each with the last words of those before it."""
+    most = overlap.lengths[-1] - 1
+    words, seen = np.zeros(0, np.uint64), 0
+    for piece in _pieces(text):
+        carry = words[max(0, len(words) - most) :]
+        seen += len(words) - len(carry)
+        words = np.concatenate((carry, word_hashes(piece)))
+        found = overlap.first(words)
+        if found:
+            at, n, entry = found
+            return _drop(overlap, entry, _words_at(text, seen + at, n))
+    return text
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text cut at white space, so that the words of a large one are not all held at once."""
+    start = 0
+    while start < len(text):
+        space = _SPACE.search(text, start + _PIECE)
+        stop = space.start() if space else len(text)
+        yield text[start:stop]
+        start = stop
+
+
+def _words_at(text: str, start: int, count: int) -> list[str]:
+    words = chain.from_iterable(map(normal_words, _pieces(text)))
+    return list(islice(words, start, start + count))
+
+
+def _drop(overlap: Overlap, entry: int, words: list[str]) -> Drop:
+    name = overlap.names[int(overlap.sets[entry])]
+    place = f"record {int(overlap.records[entry]) + 1:,} of {name}"
+    return Drop(OVERLAP.format(name), f"{place}: {' '.join(words)!r}")

@@ -1,0 +1,245 @@
+"""The index of evaluation sets: sorted hashes of their n-grams, and whose they are.
+
+The file is a header of 64 bytes (``BLOVERLP``, u32 version 1, u32 length of the JSON that follows
+it, zeros), that JSON, padded to 64 bytes, and four arrays, little-endian, each padded to 64 bytes:
+hashes u64, records u32, sets u16, the sorted hashes of the beginnings of the n-grams (``probe`` words
+each) u64, and a bit set whose size is a power of two, where the bits that their first bits count
+are set.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from batchloom.core.errors import InputError
+from batchloom.text.decontamination.ngrams import Grams, Places, word_hashes
+from batchloom.text.quality import U64
+
+MOST_SETS = 1 << 16
+
+_MAGIC, _VERSION, _ALIGN = b"BLOVERLP", 1, 64
+_TYPES = ("<u8", "<u4", "<u2", "<u8", "u1")
+# Of the beginnings that no set has, one in 32 finds its bit set and is looked for.
+_BITS_A_BEGINNING = 32
+# Records whose n-grams are gathered before they are sorted into the others.
+_PENDING = 1 << 16
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """N-grams of evaluation sets; read with :meth:`hits`.
+
+    Attributes:
+        names: of the sets.
+        probe: words of the beginnings, no more than the shortest n-gram has.
+        lengths: of the n-grams in words, from the shortest on.
+        hashes: sorted, each once, uint64.
+        records: the first record that holds each, 0-based, in the first set that does.
+        sets: the number of that set.
+        beginnings: hashes of the first ``probe`` words, sorted, each once, uint64.
+        bits: which first bits of beginnings occur, uint8, eight a byte.
+        fingerprint: of all the above, 32 hexadecimal digits.
+    """
+
+    names: tuple[str, ...]
+    probe: int
+    lengths: tuple[int, ...]
+    hashes: U64
+    records: npt.NDArray[np.uint32]
+    sets: npt.NDArray[np.uint16]
+    beginnings: U64
+    bits: npt.NDArray[np.uint8]
+    fingerprint: str
+
+    def first(self, words: U64) -> tuple[int, int, int] | None:
+        """The first overlap, of those at one word the longest.
+
+        Args:
+            words: their hashes.
+
+        Returns:
+            Its first word, its number of words and its entry here.
+        """
+        grams = Grams(words)
+        at, best = self._begun(grams), None
+        if not len(at):
+            return None
+        for n in reversed(self.lengths):
+            fit = at[at <= len(words) - n]
+            entries = _entry(self.hashes, grams.numbers(n, fit))
+            hits = np.flatnonzero(entries >= 0)
+            if len(hits) and (best is None or fit[hits[0]] < best[0]):
+                best = (int(fit[hits[0]]), n, int(entries[hits[0]]))
+        return best
+
+    def _begun(self, grams: Grams) -> Places:
+        """Where beginnings stand."""
+        numbers = grams.numbers(self.probe, grams.places(self.probe))
+        places = numbers >> np.uint64(64 - _log2(self.bits))
+        found = self.bits[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8)
+        at = np.flatnonzero(found & 1)
+        return at[_entry(self.beginnings, numbers[at]) >= 0] if len(at) else at
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes of its file."""
+        told = {
+            "names": self.names,
+            "probe": self.probe,
+            "lengths": self.lengths,
+            "hashes": len(self.hashes),
+            "beginnings": len(self.beginnings),
+            "bits": len(self.bits) * 8,
+            "fingerprint": self.fingerprint,
+        }
+        text = json.dumps(told).encode()
+        yield struct.pack("<8sII48x", _MAGIC, _VERSION, len(text))
+        yield _padded(text)
+        for array, kind in zip(self._arrays(), _TYPES, strict=True):
+            yield _padded(np.ascontiguousarray(array, kind).tobytes())
+
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.hashes, self.records, self.sets, self.beginnings, self.bits
+
+
+def build_index(
+    sets: Mapping[str, Iterable[Sequence[str]]], *, words: int = 13, min_words: int = 8
+) -> Overlap:
+    """The index of evaluation sets.
+
+    Of each record the n-grams of ``words`` words are taken across its fields, written one after
+    the other; and each field of ``min_words`` words or more, but fewer than ``words``, as a whole.
+
+    Args:
+        sets: by name, the records of each, a record being the texts of its fields.
+        words: how many words in a row are an overlap.
+        min_words: the least a short field must have.
+
+    Raises:
+        InputError: a set holds nothing that could be looked for.
+    """
+    probe = min(words, min_words)
+    pending: list[_Entries] = []
+    lengths: set[int] = set()
+    for number, (name, records) in enumerate(sets.items()):
+        empty = True
+        for record, fields in enumerate(records):
+            for n, grams, at in _of_record(fields, words, min_words):
+                lengths.add(n)
+                owner = np.full(len(at), record, np.uint32), np.full(len(at), number, np.uint16)
+                pending.append((grams.numbers(n, at), *owner, grams.numbers(probe, at)))
+                empty = False
+            if len(pending) > _PENDING:
+                pending = [_merged(pending)]
+        if empty:
+            raise InputError(
+                f"The evaluation set {name!r} holds no text of {probe} words or more; "
+                "name the file of its records."
+            )
+    return _indexed(tuple(sets), probe, tuple(sorted(lengths)), _merged(pending))
+
+
+def _of_record(
+    fields: Sequence[str], words: int, least: int
+) -> Iterator[tuple[int, Grams, Places]]:
+    split = [word_hashes(text) for text in fields]
+    joined = Grams(np.concatenate([np.zeros(0, np.uint64), *split]))
+    whole = joined.places(words)
+    if len(whole):
+        yield words, joined, whole
+    for one in split:
+        if least <= len(one) < words:
+            yield len(one), Grams(one), np.zeros(1, np.int64)
+
+
+# Hashes, records, sets and the hashes of the beginnings.
+_Entries = tuple[U64, npt.NDArray[np.uint32], npt.NDArray[np.uint16], U64]
+
+
+def _merged(parts: list[_Entries]) -> _Entries:
+    """Sorted by hash, the first of equal ones."""
+    every = np.concatenate([part[0] for part in parts])
+    _, kept = np.unique(every, return_index=True)
+    records = np.concatenate([part[1] for part in parts])
+    sets = np.concatenate([part[2] for part in parts])
+    probes = np.concatenate([part[3] for part in parts])
+    return every[kept], records[kept], sets[kept], probes[kept]
+
+
+def _indexed(
+    names: tuple[str, ...], probe: int, lengths: tuple[int, ...], entries: _Entries
+) -> Overlap:
+    every, records, sets, probes = entries
+    probes = np.unique(probes)
+    log2 = max(10, (len(probes) * _BITS_A_BEGINNING - 1).bit_length())
+    bits = np.zeros(1 << log2, np.bool_)
+    bits[probes >> np.uint64(64 - log2)] = True
+    packed = np.packbits(bits, bitorder="little")
+    digest = xxhash.xxh3_128(json.dumps([names, probe, lengths]).encode())
+    for array, kind in zip(entries[:3], _TYPES, strict=False):
+        digest.update(np.ascontiguousarray(array, kind).tobytes())
+    return Overlap(names, probe, lengths, every, records, sets, probes, packed, digest.hexdigest())
+
+
+def load_index(path: str) -> Overlap:
+    """The index of a file, mapped.
+
+    Raises:
+        InputError: it is no such file, or not a whole one.
+    """
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            magic, version, size = struct.unpack("<8sII48x", file.read(_ALIGN))
+            if (magic, version) != (_MAGIC, _VERSION):
+                raise InputError(f"{path} is no index of evaluation sets of version {_VERSION}.")
+            told = json.loads(file.read(size))
+            file.seek(0, 2)
+            whole = file.tell()
+        at, arrays = _ALIGN + _up(size), []
+        counts = (told["hashes"],) * 3 + (told["beginnings"], told["bits"] // 8)
+        for kind, count in zip(_TYPES, counts, strict=True):
+            bytes_ = count * np.dtype(kind).itemsize
+            if at + bytes_ > whole:
+                raise InputError(f"{path} is cut off at byte {whole:,}; make the index again.")
+            arrays.append(_mapped(path, kind, at, count))
+            at += _up(bytes_)
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is no index of evaluation sets: {error}") from error
+    except OSError as error:
+        raise InputError(f"The index of evaluation sets cannot be read: {error}") from error
+    names, lengths = tuple(told["names"]), tuple(told["lengths"])
+    every, records, sets, beginnings, bits = arrays
+    probe, fingerprint = told["probe"], told["fingerprint"]
+    return Overlap(names, probe, lengths, every, records, sets, beginnings, bits, fingerprint)
+
+
+def _mapped(path: str, kind: str, at: int, count: int) -> npt.NDArray[Any]:
+    if not count:
+        return np.zeros(0, kind)
+    return np.asarray(np.memmap(path, kind, "r", at, (count,)))
+
+
+def _entry(ordered: U64, numbers: U64) -> Places:
+    """Where each number stands in sorted ones, of which there are some; -1 where it does not."""
+    entries = np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
+    return np.where(ordered[entries] == numbers, entries, -1)
+
+
+def _log2(bits: npt.NDArray[np.uint8]) -> int:
+    return (len(bits) * 8).bit_length() - 1
+
+
+def _up(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _padded(raw: bytes) -> bytes:
+    return raw + bytes(_up(len(raw)) - len(raw))

@@ -1,0 +1,213 @@
+"""Boilerplate: lines of web pages that are no text of theirs, as menus, notices and counters."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from batchloom.core.settings import raise_problems, set_wholes
+from batchloom.text.steps import Clean
+
+Kind = Literal["policies", "javascript", "navigation", "counters"]
+
+# Raffel et al. 2020 (C4): lines that hold one of these are notices of policies.
+_POLICIES = (
+    *("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies"),
+    "use cookies",
+)
+# Here a line must also ask for something: texts about the language name it all the time.
+_JAVASCRIPT = re.compile(
+    r"javascript (?:is|must be|needs to be|has been|seems to be) (?:currently )?(?:disabled|enabled|required|turned)"
+    r"|(?:enable|requires?|turn on|without|activate) javascript"
+    r"|javascript (?:disabled|required)"
+)
+# Penedo et al. 2023 (RefinedWeb), the rules of lines in its appendix: short lines that begin or
+# end so or hold so, each here with a word more, as wrapped prose has lines that begin with "sign in".
+_FIRST = re.compile(
+    r"(?:(?:sign|log)[ -]?in|sign[ -]?up) (?:to (?:your|comment|reply|post|leave|continue|view|see)|or|with|now|here)\b"
+    r"|skip to (?:main |primary |page |the )?(?:content|navigation|search|footer|menu)\b"
+    r"|(?:share|post) (?:this )?(?:on|via|to|with) (?:facebook|twitter|x|linkedin|pinterest|whatsapp|reddit|email)\b"
+    r"|follow us on\b"
+)
+_LAST = re.compile(
+    r"(?:Read|READ) (?:more|More|MORE)|(?:Continue|CONTINUE) (?:reading|Reading|READING)"
+)
+_WITHIN = re.compile(r"\bitems? in (?:your )?cart\b")
+_SHORT = 10
+_COUNTER = (
+    r"[0-9][0-9.,]*+ ?[km]?+ ?"
+    r"(?:likes?|shares?|comments?|replies|reply|views?|followers?|retweets?|upvotes?|reactions?|reads?)"
+)
+# Whole lines: what menus, footers and buttons of pages say; nothing that is a line of a program.
+_NAVIGATION = frozenset(
+    (
+        *("about us", "accept all", "accept all cookies", "accept cookies", "add to cart"),
+        *(
+            "advertisement",
+            "advertisements",
+            "back to home",
+            "back to top",
+            "close menu",
+            "contact us",
+        ),
+        *("cookie policy", "cookie settings", "copy link", "email this", "forgot password?"),
+        *(
+            "forgot your password?",
+            "go to top",
+            "home page",
+            "jump to content",
+            "jump to main content",
+        ),
+        *(
+            "jump to navigation",
+            "leave a comment",
+            "leave a reply",
+            "log in",
+            "log out",
+            "main menu",
+        ),
+        *("manage cookies", "manage preferences", "my account", "navigation menu", "next article"),
+        *("next page", "next post", "open menu", "pin it", "post a comment", "previous article"),
+        *(
+            "previous page",
+            "previous post",
+            "print this page",
+            "privacy policy",
+            "privacy settings",
+        ),
+        *("reject all", "related articles", "related posts", "return to top", "scroll to top"),
+        *("search this site", "sign in", "sign up", "share this", "share this article"),
+        *("share this page", "share this post", "shopping cart", "show menu", "sitemap"),
+        *("skip to content", "skip to main content", "sponsored content", "subscribe now"),
+        *(
+            "subscribe to our newsletter",
+            "terms and conditions",
+            "terms of service",
+            "terms of use",
+        ),
+        *(
+            "toggle menu",
+            "toggle navigation",
+            "toggle search",
+            "tweet this",
+            "view all",
+            "view cart",
+        ),
+    )
+)
+_COUNTER_LINE = re.compile(rf"(?:{_COUNTER})[^\w\n]*+(?=\n|\Z)")
+# How a line of the two kinds begins, from the line end before it.
+_BEGINNING = re.compile(rf"\n[^\w\n]*+(?:{_FIRST.pattern}|{_COUNTER_LINE.pattern})")
+_NO_WORD = re.compile(r"[^\w\n]*+")
+_WORD = re.compile(r"\w")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoilerplateSettings:
+    """Settings of the step ``boilerplate``.
+
+    Attributes:
+        kinds: of lines that go: ``policies`` (of cookies, privacy, use), ``javascript`` (asking for
+            it), ``navigation`` (menus, buttons, log-in, ``Read more``), ``counters`` (``3 likes``).
+        most_words: a line of policies or about JavaScript goes only when it has at most so many:
+            longer ones are texts about these.
+        lines: further whole lines that go, whatever their case.
+    """
+
+    kinds: tuple[Kind, ...] = ("policies", "javascript", "navigation", "counters")
+    most_words: int = 40
+    lines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        raise_problems(set_wholes(self, {"most_words": (1, 1 << 30)}))
+
+
+def make(settings: BoilerplateSettings) -> Clean:
+    """The step as a function."""
+    kinds, most = frozenset(settings.kinds), settings.most_words
+    wholes = frozenset(line.strip().lower() for line in settings.lines) - {""}
+    if "navigation" in kinds:
+        wholes |= _NAVIGATION
+    parts = _parts(kinds)
+    begins = bool(kinds & {"navigation", "counters"})
+
+    def is_boilerplate(line: str) -> bool:
+        return _is_boilerplate(line, wholes, kinds, most)
+
+    def clean(text: str) -> str:
+        lowered = text.lower()
+        beginnings = _BEGINNING.finditer(f"\n{lowered}") if begins else ()
+        places = {found.start() for found in beginnings}
+        for part in parts:
+            at = lowered.find(part)
+            while at >= 0:
+                places.add(at)
+                at = lowered.find(part, at + len(part))
+        numbers = _line_numbers(lowered, places) if places else set[int]()
+        lines = lowered.split("\n")
+        if not wholes.isdisjoint(map(str.strip, lines)):
+            numbers |= {number for number, line in enumerate(lines) if line.strip() in wholes}
+        return _without(text, numbers, is_boilerplate) if numbers else text
+
+    return clean
+
+
+def _line_numbers(text: str, places: set[int]) -> set[int]:
+    """The lines, counted from 0, in which these places are."""
+    numbers, number, last = set(), 0, 0
+    for place in sorted(places):
+        number += text.count("\n", last, place)
+        last = place
+        numbers.add(number)
+    return numbers
+
+
+def _without(text: str, numbers: set[int], judge: Callable[[str], bool]) -> str:
+    """The text without those of these lines that are boilerplate."""
+    lines = text.split("\n")
+    gone = {number for number in numbers if judge(lines[number])}
+    if not gone:
+        return text
+    return "\n".join([line for number, line in enumerate(lines) if number not in gone])
+
+
+def _parts(kinds: frozenset[str]) -> tuple[str, ...]:
+    """What a text must hold one of to have a line of the other rules: few, as each is searched for."""
+    parts: tuple[str, ...] = ()
+    if "policies" in kinds:
+        parts += ("privacy policy", "cookie", "terms of use")
+    if "javascript" in kinds:
+        parts += ("javascript",)
+    if "navigation" in kinds:
+        parts += ("read more", "continue reading", " cart")
+    return parts
+
+
+def _is_boilerplate(line: str, wholes: frozenset[str], kinds: frozenset[str], most: int) -> bool:
+    lowered = line.strip().lower()
+    if not lowered:
+        return False
+    if lowered in wholes:
+        return True
+    words = len(lowered.split(maxsplit=max(most, _SHORT)))
+    if words <= _SHORT and _is_button(line, lowered, kinds):
+        return True
+    if words > most:
+        return False
+    if "policies" in kinds and any(part in lowered for part in _POLICIES):
+        return True
+    return "javascript" in kinds and "javascript" in lowered and bool(_JAVASCRIPT.search(lowered))
+
+
+def _is_button(line: str, lowered: str, kinds: frozenset[str]) -> bool:
+    """Whether a short line is a counter, an invitation or the end of a teaser."""
+    start = _NO_WORD.match(lowered).end()  # type: ignore[union-attr]  # matches nothing, too
+    if "counters" in kinds and _COUNTER_LINE.match(lowered, start):
+        return True
+    if "navigation" not in kinds:
+        return False
+    return bool(
+        _FIRST.match(lowered, start)
+        or _WITHIN.search(lowered)
+        or any(not _WORD.search(line, last.end()) for last in _LAST.finditer(line))
+    )

@@ -1,0 +1,201 @@
+"""The rules of C4 (Raffel et al. 2020, https://jmlr.org/papers/v21/20-074.html, section 2.2).
+
+Lines are left out one by one, documents as a whole, as datatrove's ``C4QualityFilter`` does after
+the code that made C4 (tensorflow_datasets/text/c4_utils.py). Two rules are off unless asked for:
+mC4's on paragraphs (Xue et al. 2021; datatrove's ``C4ParagraphFilter``), and that on bad words,
+whose list is not part of this package (``C4BadWordsFilter``).
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from batchloom.core.errors import InputError, InputMissingError
+from batchloom.core.files import because, nearest_path, read_regular
+from batchloom.core.settings import is_text, raise_problems, shown
+from batchloom.text.english_words import sentences
+from batchloom.text.quality.rule_limits import limit_problems
+from batchloom.text.steps import Clean, Drop
+
+LOREM_IPSUM: Final = "c4: lorem ipsum"
+CURLY_BRACKET: Final = "c4: curly bracket"
+FEW_SENTENCES: Final = "c4: too few sentences"
+FEW_PARAGRAPHS: Final = "c4: too few long paragraphs"
+BAD_WORD: Final = "c4: bad word"
+REASONS: Final = (LOREM_IPSUM, CURLY_BRACKET, FEW_SENTENCES, FEW_PARAGRAPHS, BAD_WORD)
+
+_CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
+_ENDS = (".", "?", "!", '"', "'")
+_POLICIES = (
+    *("terms of use", "privacy policy", "cookie policy"),
+    *("uses cookies", "use of cookies", "use cookies"),
+)
+_LOREM, _JAVASCRIPT = "lorem ipsum", "javascript"
+_MOST_LIST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class C4:
+    """The rules of C4; None or False switches one off. Defaults are the published ones.
+
+    Attributes:
+        max_word_length: a line with a longer word is left out, in characters.
+        remove_citations: whether ``[1]``, ``[edit]`` and ``[citation needed]`` are taken out.
+        terminal_punctuation: whether lines that do not end with ``. ? ! " '`` are left out, and
+            those that end with an ellipsis.
+        min_words: a line of fewer words is left out.
+        lorem_ipsum: whether documents with ``lorem ipsum`` are dropped.
+        javascript: whether lines with ``javascript`` are left out.
+        curly_bracket: whether documents with ``{`` are dropped.
+        policy: whether lines that speak of cookies, terms of use or a privacy policy are left out.
+        min_sentences: a document of fewer is dropped, counted in the lines that are left.
+        min_paragraphs: of mC4, 3 there: a document of fewer lines of at least ``long_paragraph``
+            is dropped.
+        long_paragraph: in characters.
+        bad_words: path of a list, one word or phrase in lower case a line; a document that holds
+            one between characters that are no letters, digits or ``_`` is dropped.
+    """
+
+    max_word_length: int | None = 1000
+    remove_citations: bool = True
+    terminal_punctuation: bool = True
+    min_words: int | None = 3
+    lorem_ipsum: bool = True
+    javascript: bool = True
+    curly_bracket: bool = True
+    policy: bool = True
+    min_sentences: int | None = 5
+    min_paragraphs: int | None = None
+    long_paragraph: int = 200
+    bad_words: str | None = None
+
+    def __post_init__(self) -> None:
+        wholes = ("max_word_length", "min_words", "min_sentences", "min_paragraphs")
+        switches = (
+            *("remove_citations", "terminal_punctuation", "lorem_ipsum", "javascript"),
+            *("curly_bracket", "policy"),
+        )
+        problems = limit_problems(self, whole=wholes, size=("long_paragraph",), switch=switches)
+        if self.bad_words is not None and not is_text(self.bad_words):
+            problems.append(f"bad_words: {shown(self.bad_words)} is not the path of a list")
+        raise_problems(problems)
+
+
+def make(settings: C4) -> Clean:
+    """The step that leaves lines out and drops what breaks a rule.
+
+    Raises:
+        InputError: the list of bad words cannot be read, or holds none.
+    """
+    if settings.bad_words is None:
+        return functools.partial(_clean, settings, _none_found)
+    return functools.partial(_clean, settings, _finder(bad_words(settings.bad_words)))
+
+
+def bad_words(path: str) -> tuple[str, ...]:
+    """The words of a list, in order and each once."""
+    try:
+        text = read_regular(path, _MOST_LIST_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"bad_words: {path} is not UTF-8; save it as UTF-8 text") from error
+    except FileNotFoundError as error:
+        raise InputMissingError(f"bad_words: {path} does not exist{nearest_path(path)}") from error
+    except OSError as error:
+        raise InputError(f"bad_words: {path} cannot be read: {because(error)}") from error
+    found = tuple(dict.fromkeys(filter(None, map(str.strip, text.splitlines()))))
+    if not found:
+        raise InputError(f"bad_words: {path} holds no word; give one a line")
+    return found
+
+
+def _finder(found: tuple[str, ...]) -> Callable[[str], str | None]:
+    """What gives the first bad word of a text in lower case.
+
+    At each place the longest is tried first, which changes no verdict.
+    """
+    every = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
+    search = re.compile(rf"(?:\W|^)({every})(?:\W|$)").search
+
+    def find(text: str) -> str | None:
+        match = search(text)
+        return match[1] if match else None
+
+    return find
+
+
+def _none_found(text: str) -> None:  # noqa: ARG001  the seam of a finder
+    return None
+
+
+def _clean(settings: C4, bad_word: Callable[[str], str | None], text: str) -> str | Drop:
+    kept = _kept_lines(settings, text)
+    if isinstance(kept, Drop):
+        return kept
+    if settings.min_sentences is not None:
+        count = 0
+        for line in kept:
+            count += sentences(line, settings.min_sentences - count)
+            if count >= settings.min_sentences:
+                break
+        if count < settings.min_sentences:
+            asked = f"at least {settings.min_sentences:,}"
+            return Drop(FEW_SENTENCES, f"{count:,} in {len(kept):,} lines, {asked}")
+    left = "\n".join(kept).strip()
+    # The same object, where nothing changed.
+    text = text if left == text else left
+    if settings.min_paragraphs:
+        long = sum(len(line) >= settings.long_paragraph for line in text.split("\n"))
+        if long < settings.min_paragraphs:
+            asked = f"at least {settings.min_paragraphs:,}"
+            return Drop(
+                FEW_PARAGRAPHS, f"{long:,} of {settings.long_paragraph:,} characters, {asked}"
+            )
+    word = bad_word(text.lower())
+    return text if word is None else Drop(BAD_WORD, repr(word))
+
+
+def _kept_lines(settings: C4, text: str) -> list[str] | Drop:
+    """The lines that stay, or why the document does not."""
+    kept: list[str] = []
+    spoken = (_CITATION.sub("", text) if settings.remove_citations else text).lower()
+    speaks = any(map(spoken.__contains__, (_LOREM, _JAVASCRIPT, *_POLICIES)))
+    for raw in text.splitlines():
+        line = _shaped(settings, raw.strip())
+        if line is None:
+            continue
+        verdict = _said(settings, line) if speaks or "{" in line else None
+        if isinstance(verdict, Drop):
+            return verdict
+        if verdict is None:
+            kept.append(line)
+    return kept
+
+
+def _shaped(settings: C4, line: str) -> str | None:
+    """The line without citations; None where it does not look like a sentence."""
+    most, least = settings.max_word_length, settings.min_words
+    if most is not None and len(line) > most and max(map(len, line.split()), default=0) > most:
+        return None
+    cited = _CITATION.sub("", line) if settings.remove_citations and "[" in line else line
+    if settings.terminal_punctuation and (not cited.endswith(_ENDS) or cited.endswith("...")):
+        return None
+    return None if least and len(line.split(None, least - 1)) < least else cited
+
+
+def _said(settings: C4, line: str) -> Drop | str | None:
+    """Why the document goes; or what the line goes for; or None where it stays."""
+    lowered = line.lower()
+    if settings.lorem_ipsum and _LOREM in lowered:
+        return Drop(LOREM_IPSUM, _around(lowered, _LOREM))
+    if settings.javascript and _JAVASCRIPT in lowered:
+        return _JAVASCRIPT
+    if settings.curly_bracket and "{" in line:
+        return Drop(CURLY_BRACKET, _around(line, "{"))
+    return next((policy for policy in _POLICIES if settings.policy and policy in lowered), None)
+
+
+def _around(line: str, what: str) -> str:
+    at = line.index(what)
+    return repr(line[max(0, at - 20) : at + len(what) + 20])

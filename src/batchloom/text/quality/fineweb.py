@@ -1,0 +1,104 @@
+"""The filters of FineWeb (Penedo et al. 2024, https://arxiv.org/abs/2406.17557, section 3.6).
+
+Counted as datatrove's ``FineWebQualityFilter`` counts, with its defaults.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Final
+
+from batchloom.core.settings import raise_problems
+from batchloom.text.english_words import english
+from batchloom.text.quality.repetition import duplicates
+from batchloom.text.quality.rule_limits import limit_problems
+from batchloom.text.quality.word_statistics import measured
+from batchloom.text.steps import Clean, Drop
+
+EMPTY: Final = "fineweb: empty"
+FEW_ENDS: Final = "fineweb: too few lines end with punctuation"
+SHORT_LINES: Final = "fineweb: too many short lines"
+DUPLICATES: Final = "fineweb: too many characters in duplicate lines"
+NEWLINES: Final = "fineweb: too many newlines"
+REASONS: Final = (EMPTY, FEW_ENDS, SHORT_LINES, DUPLICATES, NEWLINES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineWeb:
+    """The limits of FineWeb's filters; None switches one off. Defaults are the published ones.
+
+    Attributes:
+        min_ended_lines: share of lines that end with terminal punctuation.
+        spare_unended: whether a document passes where no line does.
+        max_short_lines: share of lines of at most ``short_line`` characters.
+        short_line: in characters.
+        max_duplicate_characters: share of characters in lines that occurred before.
+        max_newlines: newlines to words.
+    """
+
+    min_ended_lines: float | None = 0.12
+    spare_unended: bool = False
+    max_short_lines: float | None = 0.67
+    short_line: int = 30
+    max_duplicate_characters: float | None = 0.01
+    max_newlines: float | None = 0.3
+
+    def __post_init__(self) -> None:
+        shares = ("min_ended_lines", "max_short_lines", "max_duplicate_characters")
+        problems = limit_problems(
+            self,
+            size=("short_line",),
+            number=("max_newlines",),
+            share=shares,
+            switch=("spare_unended",),
+        )
+        raise_problems(problems)
+
+
+def make(settings: FineWeb) -> Clean:
+    """The step that drops what breaks a rule and leaves the rest as it is."""
+    return functools.partial(_clean, settings)
+
+
+def _clean(settings: FineWeb, text: str) -> str | Drop:
+    lines = [line for line in text.split("\n") if line and not line.isspace()]
+    if not lines:
+        return Drop(EMPTY, "no line that is not blank")
+    return _ends(settings, lines) or _repeats(settings, lines, text) or text
+
+
+def _ends(settings: FineWeb, lines: list[str]) -> Drop | None:
+    if settings.min_ended_lines is not None:
+        marks = _terminal()
+        ended = sum(line[-1] in marks for line in lines)
+        spared = settings.spare_unended and not ended
+        if ended / len(lines) < settings.min_ended_lines and not spared:
+            asked = f"at least {settings.min_ended_lines:.0%}"
+            return Drop(FEW_ENDS, f"{ended:,} of {len(lines):,} lines, {asked}")
+    if settings.max_short_lines is not None:
+        short = sum(len(line) <= settings.short_line for line in lines)
+        if short / len(lines) > settings.max_short_lines:
+            asked = f"at most {settings.max_short_lines:.0%}"
+            return Drop(SHORT_LINES, f"{short:,} of {len(lines):,} lines, {asked}")
+    return None
+
+
+def _repeats(settings: FineWeb, lines: list[str], text: str) -> Drop | None:
+    newlines = text.count("\n")
+    if settings.max_duplicate_characters is not None:
+        _, characters = duplicates(lines)
+        size = len(text) - newlines
+        if characters / size > settings.max_duplicate_characters:
+            asked = f"at most {settings.max_duplicate_characters:.0%}"
+            share = f"{characters / size:.1%} of {size:,} characters"
+            return Drop(DUPLICATES, f"{share}, {asked}")
+    if settings.max_newlines is not None and newlines:
+        count = len(measured(text))
+        if newlines / count > settings.max_newlines:
+            asked = f"at most {settings.max_newlines:g} a word"
+            return Drop(NEWLINES, f"{newlines:,} to {count:,} words, {asked}")
+    return None
+
+
+@functools.cache
+def _terminal() -> frozenset[str]:
+    return frozenset(english()["terminal_punctuation"])

@@ -1,0 +1,231 @@
+"""The repetition rules of Gopher (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1).
+
+Counted as datatrove's ``GopherRepetitionFilter`` counts, shares being of the characters of the
+whole text. N-grams are told apart by 64-bit hashes.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from batchloom.core.settings import raise_problems
+from batchloom.text.english_words import words
+from batchloom.text.quality.rule_limits import limit_problems, pairs_problems
+from batchloom.text.quality.word_statistics import SPACE, SPACE_POWER, U64, measured
+from batchloom.text.steps import Clean, Drop
+
+EMPTY: Final = "repetition: empty"
+PARAGRAPHS: Final = "repetition: duplicate paragraphs"
+PARAGRAPH_CHARACTERS: Final = "repetition: characters in duplicate paragraphs"
+LINES: Final = "repetition: duplicate lines"
+LINE_CHARACTERS: Final = "repetition: characters in duplicate lines"
+TOP_GRAM: Final = "repetition: most frequent {}-gram"
+DUPLICATE_GRAMS: Final = "repetition: duplicate {}-grams"
+
+# A bound that may settle a verdict stays this far from the limit, for the sake of rounding.
+_MARGIN = 1 - 1e-9
+
+Ends = npt.NDArray[np.int64]
+Pairs = tuple[tuple[int | float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """The limits of Gopher's repetition rules; None, or no pair, switches one off.
+
+    Attributes:
+        max_duplicate_paragraphs, max_duplicate_lines: share of paragraphs (lines) that occurred
+            before in the document.
+        max_duplicate_paragraph_characters, max_duplicate_line_characters: share of the characters
+            that they hold.
+        top_ngrams: of n words, the share of the characters that the most frequent n-gram may hold.
+        duplicate_ngrams: of n words, the share that n-grams that occurred before may hold.
+    """
+
+    max_duplicate_paragraphs: float | None = 0.3
+    max_duplicate_paragraph_characters: float | None = 0.2
+    max_duplicate_lines: float | None = 0.3
+    max_duplicate_line_characters: float | None = 0.2
+    top_ngrams: Pairs = ((2, 0.2), (3, 0.18), (4, 0.16))
+    duplicate_ngrams: Pairs = (
+        *((5, 0.15), (6, 0.14), (7, 0.13)),
+        *((8, 0.12), (9, 0.11), (10, 0.10)),
+    )
+
+    def __post_init__(self) -> None:
+        shares = (
+            *("max_duplicate_paragraphs", "max_duplicate_paragraph_characters"),
+            *("max_duplicate_lines", "max_duplicate_line_characters"),
+        )
+        problems = limit_problems(self, share=shares)
+        problems += pairs_problems("top_ngrams", self.top_ngrams)
+        raise_problems(problems + pairs_problems("duplicate_ngrams", self.duplicate_ngrams))
+
+
+def reasons(settings: Repetition) -> tuple[str, ...]:
+    """Every reason this step may give."""
+    grams = [TOP_GRAM.format(n) for n, _ in settings.top_ngrams]
+    grams += [DUPLICATE_GRAMS.format(n) for n, _ in settings.duplicate_ngrams]
+    return (EMPTY, PARAGRAPHS, PARAGRAPH_CHARACTERS, LINES, LINE_CHARACTERS, *grams)
+
+
+def make(settings: Repetition) -> Clean:
+    """The step that drops what repeats itself too much and leaves the rest as it is."""
+    return functools.partial(_clean, settings)
+
+
+def _clean(settings: Repetition, text: str) -> str | Drop:
+    if not text:
+        return Drop(EMPTY, "no characters")
+    return _parts(settings, text) or _grams(settings, text) or text
+
+
+def _parts(settings: Repetition, text: str) -> Drop | None:
+    of_paragraphs = _repeats(
+        paragraphs(text),
+        len(text),
+        (settings.max_duplicate_paragraphs, settings.max_duplicate_paragraph_characters),
+        (PARAGRAPHS, PARAGRAPH_CHARACTERS),
+    )
+    return of_paragraphs or _repeats(
+        lines(text),
+        len(text),
+        (settings.max_duplicate_lines, settings.max_duplicate_line_characters),
+        (LINES, LINE_CHARACTERS),
+    )
+
+
+def _repeats(
+    parts: list[str],
+    size: int,
+    limits: tuple[float | None, float | None],
+    reasons: tuple[str, str],
+) -> Drop | None:
+    (count, characters), (most, most_characters) = duplicates(parts), limits
+    if most is not None and count / len(parts) > most:
+        return Drop(reasons[0], f"{count:,} of {len(parts):,}, at most {most:.0%}")
+    if most_characters is not None and characters / size > most_characters:
+        return Drop(reasons[1], _share(characters, size, most_characters))
+    return None
+
+
+def paragraphs(text: str) -> list[str]:
+    """What ``re.split`` gives at runs of two newlines or more, white space at both ends aside."""
+    parts = text.strip().split("\n\n")
+    return [part.lstrip("\n") for part in parts if part] or [""]
+
+
+def lines(text: str) -> list[str]:
+    """What ``re.split`` gives at runs of newlines: an empty line at each end that is a newline."""
+    found = list(filter(None, text.split("\n")))
+    return [""] * text.startswith("\n") + found + [""] * text.endswith("\n")
+
+
+def _share(characters: int, size: int, most: float) -> str:
+    return f"{characters / size:.1%} of {size:,} characters, at most {most:.0%}"
+
+
+def duplicates(parts: Sequence[str]) -> tuple[int, int]:
+    """How many parts occurred before, and their characters."""
+    distinct = set(parts)
+    if len(distinct) == len(parts):
+        return 0, 0
+    characters = sum(map(len, parts)) - sum(map(len, distinct))
+    return len(parts) - len(distinct), characters
+
+
+def _grams(settings: Repetition, text: str) -> Drop | None:
+    found, size = measured(text), len(text)
+    ends: Ends = np.zeros(len(found) + 1, np.int64)
+    np.cumsum(found.lengths, out=ends[1:])
+    tops = {int(n): most for n, most in settings.top_ngrams}
+    hashes = _hashes(found.hashes * SPACE_POWER + SPACE, found.powers * SPACE_POWER)
+    for n, grams in _wanted(hashes, tops):
+        top = _top(ends, grams, n, tops[n] * size * _MARGIN)
+        if top and top[0] * top[2] / size > tops[n]:
+            times, first, length = top
+            what = " ".join(islice(words(text), first, first + n))
+            detail = f"{what[:80]!r} {times:,} times, {_share(times * length, size, tops[n])}"
+            return Drop(TOP_GRAM.format(n), detail)
+    limits = {int(n): most for n, most in settings.duplicate_ngrams}
+    for n, grams in _wanted(_hashes(found.hashes, found.powers), limits):
+        characters = _repeated(ends, grams, n)
+        if characters / size > limits[n]:
+            return Drop(DUPLICATE_GRAMS.format(n), _share(characters, size, limits[n]))
+    return None
+
+
+def _wanted(
+    hashes: Iterator[tuple[int, U64]], limits: dict[int, float]
+) -> Iterator[tuple[int, U64]]:
+    most = max(limits, default=0)
+    for n, grams in islice(hashes, most):
+        if n in limits and len(grams):
+            yield n, grams
+
+
+def _hashes(hashes: U64, powers: U64) -> Iterator[tuple[int, U64]]:
+    """For n = 1, 2, ...: n, and the hash of the n words from each word on."""
+    grams, n = hashes, 1
+    while True:
+        yield n, grams
+        grams = grams[:-1] * powers[n:] + hashes[n:] if len(grams) > 1 else grams[:0]
+        n += 1
+
+
+def _top(ends: Ends, grams: U64, n: int, most: float) -> tuple[int, int, int] | None:
+    """The most frequent n-gram, the first such: how often, at which word first, and its characters.
+
+    None where it holds at most ``most`` characters.
+    """
+    ordered = np.sort(grams)
+    new = ordered[1:] != ordered[:-1]
+    lengths = ends[n:] - ends[:-n] + (n - 1)
+    longest = int(lengths.max())
+    if (len(new) - int(np.count_nonzero(new)) + 1) * longest <= most:
+        return None
+    starts = np.concatenate(([0], np.flatnonzero(new) + 1, [len(grams)]))
+    counts = starts[1:] - starts[:-1]
+    times = int(counts.max())
+    if times * longest <= most:
+        return None
+    frequent = ordered[starts[:-1][counts == times]]
+    at = np.minimum(np.searchsorted(frequent, grams), len(frequent) - 1)
+    first = int(np.flatnonzero(frequent[at] == grams)[0])
+    return times, first, int(lengths[first])
+
+
+def _repeated(ends: Ends, grams: U64, n: int) -> int:
+    """Characters of n-grams that occurred before, none counted twice.
+
+    As datatrove's ``find_all_duplicate``: after an n-gram that occurred before, its words are
+    passed over, and n-grams that begin in them are not remembered.
+    """
+    ordered = np.sort(grams)
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(again):
+        return 0
+    again = again[np.concatenate(([True], again[1:] != again[:-1]))]
+    kind = np.minimum(np.searchsorted(again, grams), len(again) - 1)
+    at = np.flatnonzero(again[kind] == grams)
+    counted = _first_come(at.tolist(), kind[at].tolist(), n)
+    return int((ends[counted + n] - ends[counted]).sum())
+
+
+def _first_come(at: list[int], kinds: list[int], n: int) -> npt.NDArray[np.int64]:
+    seen: set[int] = set()
+    counted, free = [], 0
+    for place, kind in zip(at, kinds, strict=True):
+        if place < free:
+            continue
+        if kind in seen:
+            counted.append(place)
+            free = place + n
+        else:
+            seen.add(kind)
+    return np.array(counted, np.int64)

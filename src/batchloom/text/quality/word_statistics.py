@@ -1,0 +1,175 @@
+"""What the rules need to know of a text's words, as arrays: one entry a word, in order."""
+
+import functools
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from batchloom.text.english_words import english, words_of
+
+U64 = npt.NDArray[np.uint64]
+
+# A text is taken in pieces of about this many characters, so that what is held at once is small.
+_PIECE = 1 << 18
+_SPACE = re.compile(r"\s")
+# Tables above these sizes are begun anew: some tens of MiB.
+_MOST_PIECES = 1 << 17
+_MOST_WORDS = 1 << 17
+_KEPT_LENGTH = 64
+
+_MASK = (1 << 64) - 1
+_BASE = 0x9E3779B97F4A7C15
+_SYMBOL, _LETTER = 1, 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The words of a text.
+
+    The hash of a word w of bytes b is the sum of key(b[i]) base^(len(w) - 1 - i), modulo 2^64, and
+    so ``hashes[i] * powers[i + 1] + hashes[i + 1]`` is that of two words written together.
+
+    Attributes:
+        lengths: characters of each, int64.
+        hashes: uint64; equal for equal words.
+        powers: base^len(w), uint64.
+        symbols: whether a word is made of punctuation alone, bool.
+        letters: whether it has a letter, bool.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    hashes: U64
+    powers: U64
+    symbols: npt.NDArray[np.bool_]
+    letters: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def _keys() -> list[int]:
+    """A number for each byte: SplitMix64 (Steele, Lea, Flood 2014)."""
+    keys, state = [], 0
+    for _ in range(256):
+        state = (state + _BASE) & _MASK
+        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        keys.append(mixed ^ (mixed >> 31))
+    return keys
+
+
+_KEYS = _keys()
+# What " " is in hashes: joined with it, "a bc" and "ab c" differ.
+SPACE = np.uint64(_KEYS[32])
+SPACE_POWER = np.uint64(_BASE)
+
+
+def hash_of(word: str) -> tuple[int, int]:
+    """The hash of a word, and the power of its length in bytes."""
+    raw = word.encode("utf-8", "surrogatepass")
+    if len(raw) > 1024:
+        return _hash_of_long(raw)
+    value = 0
+    for byte in raw:
+        value = (value * _BASE + _KEYS[byte]) & _MASK
+    return value, pow(_BASE, len(raw), 1 << 64)
+
+
+def _hash_of_long(raw: bytes) -> tuple[int, int]:
+    powers = np.full(len(raw), _BASE, np.uint64)
+    powers[0] = 1
+    powers = np.multiply.accumulate(powers)[::-1]
+    keys = np.array(_KEYS, np.uint64)[np.frombuffer(raw, np.uint8)]
+    return int((keys * powers).sum()), pow(_BASE, len(raw), 1 << 64)
+
+
+@functools.cache
+def punctuation() -> frozenset[str]:
+    """The characters that datatrove's ``PUNCTUATION_SET`` holds."""
+    return frozenset(english()["punctuation"])
+
+
+@final
+class _Table:
+    """Words by number, and the numbers of pieces' words; only speed depends on what it holds."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, tuple[int, ...]] = {}
+        self._words: dict[str, int] = {}
+        self._lengths, self._hashes, self._powers = array("q"), array("Q"), array("Q")
+        self._flags = array("B")
+        # An empty array has no buffer.
+        self._number("")
+
+    def rows(self, text: str) -> tuple[npt.NDArray[Any], ...]:
+        """Lengths, hashes, powers and flags of the words of a text."""
+        known, pieces = self._pieces, text.split()
+        try:
+            found = [known[piece] for piece in pieces]
+        except KeyError:
+            found = [known.get(piece) or self._learn(piece) for piece in pieces]
+        numbers = np.fromiter(chain.from_iterable(found), np.int64)
+        return (
+            np.frombuffer(self._lengths, np.int64)[numbers],
+            np.frombuffer(self._hashes, np.uint64)[numbers],
+            np.frombuffer(self._powers, np.uint64)[numbers],
+            np.frombuffer(self._flags, np.uint8)[numbers],
+        )
+
+    def full(self) -> bool:
+        """Whether it is to be begun anew."""
+        return len(self._pieces) > _MOST_PIECES or len(self._words) > _MOST_WORDS
+
+    def _learn(self, piece: str) -> tuple[int, ...]:
+        numbers = tuple([self._number(word) for word in words_of(piece)])
+        if len(piece) <= _KEPT_LENGTH:
+            self._pieces[piece] = numbers
+        return numbers
+
+    def _number(self, word: str) -> int:
+        number = self._words.get(word)
+        if number is None:
+            number = self._words[word] = len(self._words)
+            value, power = hash_of(word)
+            letter = word.isalpha() or any(map(str.isalpha, word))
+            symbol = not letter and punctuation().issuperset(word)
+            self._lengths.append(len(word))
+            self._hashes.append(value)
+            self._powers.append(power)
+            self._flags.append(symbol * _SYMBOL | letter * _LETTER)
+        return number
+
+
+_tables = [_Table()]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text cut at white space."""
+    start = 0
+    while start < len(text):
+        space = _SPACE.search(text, start + _PIECE)
+        stop = space.start() if space else len(text)
+        yield text[start:stop]
+        start = stop
+
+
+@functools.lru_cache(1)
+def measured(text: str) -> Measured:
+    """The words of a text; of the last text, which the next rule asks for too, they are kept."""
+    rows = []
+    for piece in _pieces(text):
+        if _tables[0].full():
+            _tables[0] = _Table()
+        rows.append(_tables[0].rows(piece))
+    if len(rows) != 1:
+        rows = [tuple(map(np.concatenate, zip(_Table().rows(""), *rows, strict=True)))]
+    lengths, hashes, powers, flags = rows[0]
+    symbols, letters = (flags & _SYMBOL).view(np.bool_), (flags & _LETTER) != 0
+    return Measured(lengths, hashes, powers, symbols, letters)

@@ -1,0 +1,88 @@
+"""The tokenizer that is always there: ids 0-255 are the bytes of UTF-8, 256 ends a document."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.fingerprint import fingerprint as fingerprint_of
+from batchloom.tokens.tokenizer import (
+    END_OF_TEXT,
+    ChatFormat,
+    Engine,
+    checked_ids,
+    refuse_surrogates,
+)
+
+END_ID = 256
+
+
+def _ids(text: bytes, *, control: bool) -> NDArray[np.uint32]:
+    ids = np.frombuffer(text, np.uint8).astype(np.uint32)
+    end = END_OF_TEXT.encode()
+    if not control or end not in text:
+        return ids
+    pieces: list[NDArray[np.uint32]] = []
+    for piece in text.split(end):
+        pieces += [np.frombuffer(piece, np.uint8).astype(np.uint32), np.full(1, END_ID, np.uint32)]
+    return np.concatenate(pieces[:-1])
+
+
+@final
+class ByteTokenizer:
+    """A token is a byte of UTF-8."""
+
+    name = "bytes"
+    vocab_size = END_ID + 1
+    end_id = END_ID
+    bos_id: int | None = None
+    engine = Engine("bytes", "1")
+    control: Mapping[str, int] = MappingProxyType({END_OF_TEXT: END_ID})
+    added: Mapping[str, int] = MappingProxyType({})
+    chat = ChatFormat(tokens=MappingProxyType({"eos_token": END_OF_TEXT}))
+    fingerprint = fingerprint_of({"kind": "bytes", "end_id": END_ID})
+    lossy = False
+    vocabulary_hash = fingerprint_of({"bytes": list(range(256)), END_OF_TEXT: END_ID})
+
+    def id_bytes(self) -> NDArray[np.int64]:
+        """One each, but for the end token; see :class:`~batchloom.tokens.Tokenizer`."""
+        lengths = np.ones(self.vocab_size, np.int64)
+        lengths[END_ID] = len(END_OF_TEXT)
+        return lengths
+
+    def encode_batch(
+        self, texts: Sequence[str], *, control: bool = False
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """The bytes of each text; see :class:`~batchloom.tokens.Tokenizer`."""
+        try:
+            encoded = [text.encode() for text in texts]
+        except UnicodeEncodeError as error:
+            refuse_surrogates(texts, error)
+            raise
+        pieces = [_ids(text, control=control) for text in encoded]
+        offsets = np.zeros(len(pieces) + 1, np.int64)
+        np.cumsum([piece.size for piece in pieces], out=offsets[1:])
+        return np.concatenate([np.zeros(0, np.uint32), *pieces]), offsets
+
+    def encode_placed(
+        self, text: str
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+        """See :class:`~batchloom.tokens.Tokenizer`; the bytes of a character share its place."""
+        ids = self.encode_batch([text], control=True)[0]
+        stops = np.cumsum(self.id_bytes()[ids])
+        ends = np.cumsum([len(character.encode()) for character in text])
+        first = np.searchsorted(ends, stops - self.id_bytes()[ids], side="right")
+        return ids, first, np.searchsorted(ends, stops - 1, side="right") + 1
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        """The text; see :class:`~batchloom.tokens.Tokenizer`."""
+        array = checked_ids(ids, self)
+        pieces = np.split(array, np.flatnonzero(array == END_ID))
+        texts = (piece[piece != END_ID].astype(np.uint8).tobytes() for piece in pieces)
+        return END_OF_TEXT.join(text.decode(errors="replace") for text in texts)
+
+    def state(self) -> dict[str, Any]:
+        """Its name is all there is to keep."""
+        return {"state_version": 1, "kind": "bytes", "fingerprint": self.fingerprint}

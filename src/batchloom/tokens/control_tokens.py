@@ -1,0 +1,183 @@
+"""Which tokens end a document and open one, from what lies beside a tokenizer.json."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchloom.core.errors import TokenizerError
+from batchloom.core.settings import nearest
+from batchloom.tokens.tokenizer import ChatFormat
+
+# Tokens that end a document in pretraining, whatever a chat model's config calls its end.
+_DOCUMENT_ENDS = ("<|end_of_text|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+_OTHER_ENDS = ("</s>", "<eos>", "<|eos|>")
+# Tokens that chat templates know by these names (SPECIAL_TOKENS_ATTRIBUTES of transformers).
+_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+# Ends of a chat turn: a config that names one as its eos token speaks of conversations.
+_TURN_ENDS = frozenset(
+    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<turn|>")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What tokenizer_config.json and special_tokens_map.json add to a tokenizer.json.
+
+    Attributes:
+        eos: the end-of-sequence token, if one is named.
+        bos: the token to put first, only where the config says that models want it.
+        declared: added tokens by id, as ``added_tokens_decoder`` lists them.
+        chat: what the files say of conversations.
+    """
+
+    eos: str | None = None
+    bos: str | None = None
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    chat: ChatFormat = field(default_factory=ChatFormat)
+
+
+def read_hints(
+    config: Mapping[str, Any],
+    special_map: Mapping[str, Any],
+    templates: Mapping[str, str] | None = None,
+) -> Hints:
+    """The hints in the files beside a tokenizer.json.
+
+    Args:
+        config: the parsed tokenizer_config.json, empty where it is missing.
+        special_map: the parsed special_tokens_map.json, likewise.
+        templates: chat templates in files of their own, which win over the config's.
+    """
+    named = {}
+    for name in _NAMED:
+        token = _content(config.get(name)) or _content(special_map.get(name))
+        if token is not None:
+            named[name] = token
+    declared = config.get("added_tokens_decoder")
+    return Hints(
+        eos=named.get("eos_token"),
+        bos=named.get("bos_token") if config.get("add_bos_token") is True else None,
+        declared=declared if isinstance(declared, Mapping) else {},
+        chat=ChatFormat(templates or named_templates(config.get("chat_template")), named),
+    )
+
+
+def named_templates(value: object) -> dict[str, str]:
+    """The chat templates of a config, by name: a text, a list of named ones, or an object."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        pairs = [(e.get("name"), e.get("template")) for e in value if isinstance(e, Mapping)]
+    else:
+        pairs = list(value.items()) if isinstance(value, Mapping) else []
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+
+
+def _content(token: object) -> str | None:
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def with_declared(raw: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
+    """``raw`` with the added tokens of the config beside it, as transformers loads the two."""
+    added = raw.get("added_tokens")
+    if not hints.declared or not isinstance(added, list):
+        return dict(raw)
+    tokens = [dict(token) if isinstance(token, Mapping) else token for token in added]
+    by_content = {token.get("content"): token for token in tokens if isinstance(token, dict)}
+    for number, token in hints.declared.items():
+        if not isinstance(token, Mapping) or not str(number).isdecimal():
+            continue
+        known = by_content.get(token.get("content"))
+        if known is None:
+            tokens.append({**token, "id": int(number)})
+        elif token.get("special"):
+            known["special"] = True
+    return {**raw, "added_tokens": tokens}
+
+
+def choose_end(
+    words: Mapping[str, int], control: list[str], hints: Hints, asked: str | None, where: str
+) -> str:
+    """The end-of-document token.
+
+    The token asked for; else the one of pretraining where the vocabulary has it; else the
+    config's eos token, unless that ends a chat turn and ``</s>`` or the like is there.
+
+    Args:
+        words: the vocabulary.
+        control: its special tokens.
+        hints: what the config says.
+        asked: the user's choice, if any.
+        where: what to call the tokenizer in errors.
+
+    Raises:
+        TokenizerError: no such token, or none was asked for and none can be told.
+    """
+    if asked is not None:
+        if asked in words:
+            return asked
+        raise TokenizerError(
+            f"{where} has no token {asked!r} to end documents with{nearest(asked, control)}; "
+            f"{_listed(control)}"
+        )
+    eos = [hints.eos] if hints.eos in words and hints.eos is not None else []
+    first = [token for token in eos if token not in _TURN_ENDS]
+    found = [token for token in _DOCUMENT_ENDS if token in control] + first
+    found += [token for token in _OTHER_ENDS if token in control] + eos
+    if not found:
+        raise TokenizerError(
+            f"{where} does not say which token ends a document: pass --end-token; "
+            f"{_listed(control)}"
+        )
+    return found[0]
+
+
+def _listed(control: list[str]) -> str:
+    if not control:
+        return "it has no special tokens"
+    more = f" and {len(control) - 20} more" if len(control) > 20 else ""
+    return f"its special tokens are {', '.join(map(repr, control[:20]))}{more}"
+
+
+def choose_bos(raw: Mapping[str, Any], words: Mapping[str, int], hints: Hints) -> str | None:
+    """The token that models expect before a text document, if any.
+
+    It is what the post-processor puts first, or the config's bos token where the config says
+    ``"add_bos_token": true``.
+    """
+    token = _first_added(raw.get("post_processor")) or hints.bos
+    return token if token in words else None
+
+
+def _first_added(processor: object) -> str | None:
+    """The special token a post-processor puts before the one sequence it is given."""
+    for part in _processors(processor):
+        kind = part.get("type")
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            token = part.get("cls")
+            return str(token[0]) if isinstance(token, list) and token else None
+        if kind == "TemplateProcessing":
+            single = part.get("single")
+            piece = single[0] if isinstance(single, list) and single else None
+            named = piece.get("SpecialToken") if isinstance(piece, Mapping) else None
+            if isinstance(named, Mapping):
+                return _spelled(part, str(named.get("id")))
+    return None
+
+
+def _processors(processor: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(processor, Mapping):
+        yield processor
+        parts = processor.get("processors")
+        for part in parts if isinstance(parts, list) else ():
+            yield from _processors(part)
+
+
+def _spelled(template: Mapping[str, Any], name: str) -> str:
+    """The token a template calls ``name``: usually the same word, but it may rename."""
+    known = template.get("special_tokens")
+    entry = known.get(name) if isinstance(known, Mapping) else None
+    tokens = entry.get("tokens") if isinstance(entry, Mapping) else None
+    return str(tokens[0]) if isinstance(tokens, list) and tokens else name

@@ -1,0 +1,242 @@
+"""Before the fast engine is trusted it must agree with HF tokenizers, on hard text and on the user's."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.tokens.engines import ReferenceEngine
+from batchloom.tokens.json_tokenizer import JsonTokenizer
+from batchloom.tokens.tokenizer import Tokenizer
+
+# Characters that fastokens' regex engine and its hand-written splitters class unlike HF's: U+180E
+# is white space to the one, and the others miss that U+017F is an s in (?i:'s). They are too rare
+# to give up its speed for: texts that hold one can go to the exact engine instead.
+RARE = "\u017f\u180e"
+
+T = TypeVar("T")
+
+# How much of the user's sample is compared: HF tokenizers needs up to 150 bytes of memory a byte.
+_TEXT_LIMIT = 1 << 16
+_SAMPLE_LIMIT = 1 << 20
+
+_SPACES = [
+    *"\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0",
+    *map(chr, [0x1680, *range(0x2000, 0x2010), 0x2028, 0x2029, 0x202F, 0x205F, 0x2060, 0x3000]),
+    "\ufeff",
+]
+_ATOMS = [
+    *(" ", "  ", "\n", "\r\n", "\r", "\t", "\xa0", "\u3000", "\u2028", "\x00", "\u200d"),
+    *("a", "B", "lower", "Title", "UPPER", "\xe9", "e\u0301", "\u0301\u0327", "\xdf", "\u01c5"),
+    *("'s", "'LL", "'", '"', ".", ",", "--", "!?", "/", "_", "<|", "1", "23", "4567", "\xbd"),
+    *("\u4e2d\u6587", "\u304b\u30ab", "\ud55c", "\u1112\u1161\u11ab", "\u0639", "\u05d0"),
+    *("\u0e01\u0e33", "\u0915\u094d\u0937", "\u0663", "\u2764\ufe0f", "\U0001f1eb\U0001f1f7"),
+    *("\U0001f469\U0001f3fd\u200d\U0001f680", "\ue000", "\u0378", "\U0010ffff", "\ufffd", "\u202e"),
+]
+_PLAIN = [
+    "",
+    "Hello world",
+    "It's WE'LL they'Re I'M don'T 'tis ''s 's's s's",
+    "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": x**2}  # done\n\n\n\tif x:\n",
+    "1 12 123 1234 12345 1,234.56 0x1F 1e10 \u00b2\u00b3 \u2163 \u2460 \u096a\u0968",
+    "CamelCaseWord HTTPServer iPhone \u01c5ungla \u0130stanbul \u0131\u015f\u0131k STRASSE stra\u00dfe",
+    "\u202bshalom \u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd\u202c \u0627\u0644\u0633\u0644\u0627\u0645",
+    "a\u0300\u0301\u0302\u0303\u0316\u0327 \u0327\u0316\u0303 \u1e9b\u0323 \u212b \ufb01 \u2126",
+    "".join(map(chr, range(256))),
+]
+_RUNS = [*"aA0= \n\xe9\u4e2d\U0001f600\u0301", "ab", "-_", "\t ", "\r\n"]
+
+
+def conformance_texts(contents: Sequence[str] = ()) -> list[str]:
+    """The fixed texts on which engines are compared.
+
+    Args:
+        contents: added tokens of the tokenizer, to be spelled in text.
+    """
+    return [
+        *_PLAIN,
+        *(run * 3000 for run in _RUNS),
+        *(f"a{c}b {c}{c}c{c} \n{c}\n{c}'s1{c}2{c}" for c in _SPACES),
+        *("".join(islice(atoms, 64)) for atoms in [_mixed()] for _ in range(600)),
+        *(_around(map(chr, points)) for points in _code_points()),
+        *(_around([rare]) for rare in RARE),
+        *(f"t'{rare}'TV x'{rare}y \n{rare}\n {rare}'s {rare}{rare}1" for rare in RARE),
+        *(f"{c} a{c}b {c}{c}\n {c.upper()} {c[:-1]}" for c in _spread(contents, 200)),
+    ]
+
+
+def _mixed() -> Iterator[str]:
+    """Atoms in an order that is as good as random and always the same (Knuth's MMIX generator)."""
+    state = 0
+    while True:
+        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        yield _ATOMS[(state >> 33) % len(_ATOMS)]
+
+
+def _vocabulary_texts(vocab_size: int, reference: ReferenceEngine) -> list[str]:
+    """What the tokens of a vocabulary spell, in runs and side by side: text that merges far."""
+    words = [reference.decode([number]) for number in _spread(range(vocab_size), 4096)]
+    texts = []
+    for start in range(0, len(words), 64):
+        some = words[start : start + 64]
+        texts += ["".join(some), "".join(reversed(some)), " ".join(word * 4 for word in some)]
+    return texts
+
+
+def _around(characters: Iterable[str]) -> str:
+    return "".join(f"a{c}b {c}1{c} x'{c}y\n{c}.{c}'s" for c in characters)
+
+
+def _code_points() -> Iterator[list[int]]:
+    """Every 61st code point of the planes that hold writing, every 2,003rd of the others."""
+    points = [*range(0x100, 0x32000, 61), *range(0x32000, 0x110000, 2003)]
+    usable = [p for p in points if not 0xD800 <= p < 0xE000 and chr(p) not in RARE]
+    for start in range(0, len(usable), 16):
+        yield usable[start : start + 16]
+
+
+def _spread(items: Sequence[T], limit: int) -> list[T]:
+    """At most ``limit`` of ``items``, evenly spread, first and last included."""
+    if len(items) <= limit:
+        return list(items)
+    places = np.linspace(0, len(items) - 1, limit).astype(int)
+    return [items[place] for place in places]
+
+
+def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
+    """The same tokenizer on an engine whose ids are HF tokenizers' ids.
+
+    The fast engine is compared with HF tokenizers on hard texts, on what the vocabulary spells and
+    on a sample of the user's. Where they agree the tokenizer comes back as it is; where they differ
+    it comes back on the exact engine, and ``engine.note`` says what differed. Where they differ only
+    in texts with characters that fastokens is known to read otherwise, only texts that hold one go
+    to the exact engine.
+
+    Args:
+        tokenizer: any tokenizer; one that is not on the fast engine is returned as it is.
+        sample: texts of the user's; the first 64 Ki characters of each, 1 Mi in all, are compared.
+
+    Raises:
+        TokenizerError: HF tokenizers cannot read the tokenizer at all.
+    """
+    if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
+        return tokenizer
+    definition = tokenizer.definition
+    reference = tokenizer.reference
+    texts = conformance_texts([*definition.control, *definition.added])
+    texts += _vocabulary_texts(tokenizer.vocab_size, reference) + _bounded(sample)
+    differing, example = _compare(tokenizer, reference, texts)
+    if not differing:
+        return tokenizer
+    note = (
+        f"fastokens {tokenizer.engine.version} and tokenizers {reference.version} give different "
+        f"ids for {example}"
+    )
+    apart = "".join(rare for rare in RARE if any(rare in text for text in differing))
+    if all(any(rare in text for rare in apart) for text in differing):
+        names = " or ".join(f"U+{ord(rare):04X}" for rare in apart)
+        note = f"texts that hold {names} are encoded with tokenizers: {note}"
+        return tokenizer.with_apart(apart, note, reference)
+    return tokenizer.on_exact(f"{note}: the slower tokenizers is used", reference)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """What :func:`verify_engine` found, as a value for other processes.
+
+    Attributes:
+        exact: whether everything goes to the exact engine.
+        apart: characters whose texts go there.
+        note: why.
+    """
+
+    exact: bool = False
+    apart: str = ""
+    note: str = ""
+
+
+def engine_choice(tokenizer: Tokenizer) -> EngineChoice:
+    """How this tokenizer encodes, where there is a choice."""
+    if not isinstance(tokenizer, JsonTokenizer):
+        return EngineChoice()
+    exact = tokenizer.engine.name != "fastokens"
+    return EngineChoice(exact, tokenizer.apart, tokenizer.engine.note)
+
+
+def on_engine(tokenizer: Tokenizer, choice: EngineChoice) -> Tokenizer:
+    """The same tokenizer, encoding as it was chosen elsewhere."""
+    if not isinstance(tokenizer, JsonTokenizer) or not (choice.exact or choice.apart):
+        return tokenizer
+    reference = tokenizer.reference
+    if choice.exact:
+        return tokenizer.on_exact(choice.note, reference)
+    return tokenizer.with_apart(choice.apart, choice.note, reference)
+
+
+def verify_control(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
+    """The same tokenizer on an engine that reads control tokens as HF tokenizers does.
+
+    What :func:`verify_engine` is for text, this is for texts that a chat template wrote.
+
+    Args:
+        tokenizer: any tokenizer; one that is not on the fast engine is returned as it is.
+        sample: rendered conversations of the user's.
+
+    Raises:
+        TokenizerError: HF tokenizers cannot read the tokenizer at all.
+    """
+    if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
+        return tokenizer
+    definition = tokenizer.definition
+    reference = tokenizer.reference
+    some = _spread(conformance_texts(), 200)
+    tokens = _spread([*definition.control, *definition.added], 64)
+    texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in some[:3]]
+    texts += [f"{tokens[0]}user\n{text[:2000]}{tokens[-1]}\n" for text in some]
+    texts += _bounded(sample)
+    differing, example = _compare(tokenizer, reference, texts, control=True)
+    if not differing:
+        return tokenizer
+    note = f"fastokens {tokenizer.engine.version} reads control tokens otherwise: {example}"
+    return tokenizer.on_exact(f"{note}: the slower tokenizers is used", reference)
+
+
+def _compare(
+    tokenizer: JsonTokenizer,
+    reference: ReferenceEngine,
+    texts: Sequence[str],
+    *,
+    control: bool = False,
+) -> tuple[list[str], str]:
+    """The texts that the two encode differently, and the first difference in words."""
+    ids, offsets = tokenizer.encode_batch(texts, control=control)
+    right, bounds = reference.encode(texts, control=control)
+    differing, example = [], ""
+    for number, text in enumerate(texts):
+        fast = ids[offsets[number] : offsets[number + 1]]
+        exact = right[bounds[number] : bounds[number + 1]]
+        if not np.array_equal(fast, exact):
+            example = example or _example(fast, exact, reference)
+            differing.append(text)
+    return differing, example
+
+
+def _bounded(sample: Sequence[str]) -> list[str]:
+    texts = [text[:_TEXT_LIMIT] for text in sample[: _SAMPLE_LIMIT >> 4]]
+    room = accumulate(len(text) for text in texts)
+    return [text for text, used in zip(texts, room, strict=True) if used <= _SAMPLE_LIMIT]
+
+
+def _example(
+    fast: NDArray[np.uint32], exact: NDArray[np.uint32], reference: ReferenceEngine
+) -> str:
+    """The first place where two encodings of a text part, as both engines see it."""
+    length = min(fast.size, exact.size)
+    parting = np.flatnonzero(fast[:length] != exact[:length])
+    place = int(parting[0]) if parting.size else length
+    text = reference.decode(exact[max(0, place - 6) : place + 4].tolist())
+    ids, right = (some[place : place + 4].tolist() for some in (fast, exact))
+    return f"{text!a} ({ids} and {right})"

@@ -1,0 +1,176 @@
+"""Tokenizers and processors from the Hugging Face Hub: their files, the local cache first."""
+
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from batchloom.core.errors import BatchloomError, MissingDependencyError, TokenizerError
+from batchloom.remote import check_hub_address
+
+_TOKENIZER = "tokenizer.json"
+_HTTPX = ("TransportError", "TooManyRedirects", "DecodingError", "StreamError", "InvalidURL")
+_OF_THE_NETWORK = {
+    "httpx": _HTTPX,
+    "httpx2": _HTTPX,
+    "requests": (
+        "ConnectionError",
+        "Timeout",
+        "TooManyRedirects",
+        "InvalidURL",
+        "InvalidSchema",
+        "MissingSchema",
+    ),
+    "huggingface_hub.errors": ("XetDownloadError",),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Files of a repository that are read together.
+
+    Attributes:
+        main: of these at least one is needed; what the first that is there is of, all are.
+        beside: taken where they are there.
+        error: what is raised where they cannot be had.
+        missing: what to do where the repository has none of ``main``, after "on the Hub has no ...".
+        instead: what can be given in place of a Hub id.
+    """
+
+    main: tuple[str, ...]
+    beside: tuple[str, ...]
+    error: type[BatchloomError]
+    missing: str
+    instead: str
+
+
+_OF_TOKENIZERS = Wanted(
+    (_TOKENIZER,),
+    ("tokenizer_config.json", "chat_template.jinja"),
+    TokenizerError,
+    "load it with transformers, save it with save_pretrained, and give the folder",
+    "give the path of a tokenizer.json, bytes, or train:8192",
+)
+
+
+def cached_file(repo: str, filename: str = _TOKENIZER) -> Path | None:
+    """A file of a repository out of the local Hub cache, None where it is not there.
+
+    Raises:
+        InputError: ``HF_ENDPOINT`` is no address.
+    """
+    check_hub_address()
+    try:
+        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
+    except ImportError:
+        return None
+    found = try_to_load_from_cache(repo, filename)
+    return Path(found) if isinstance(found, str) else None
+
+
+def hub_files(repo: str) -> Path:
+    """tokenizer.json; what the repository has of the files that go with it lies beside it.
+
+    Raises:
+        As :func:`hub_folder`, with TokenizerError for what cannot be had.
+    """
+    return hub_folder(repo, _OF_TOKENIZERS) / _TOKENIZER
+
+
+def hub_folder(repo: str, wanted: Wanted) -> Path:
+    """The folder of the local cache that holds files of one commit of a repository.
+
+    Raises:
+        MissingDependencyError: huggingface_hub is not installed.
+        InputError: ``HF_ENDPOINT`` is no address.
+        wanted.error: no such repository or file, no access, or no network and not in the cache.
+    """
+    check_hub_address()
+    try:
+        import huggingface_hub  # noqa: F401, PLC0415 - optional
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{repo} is a Hub id, which needs huggingface_hub: pip install 'batchloom[hf]' (or: pip install "
+            f"datasets transformers), or {wanted.instead}"
+        ) from error
+    found = (_fetch(repo, name, None, wanted) for name in wanted.main)
+    first = next((file for file in found if file is not None), None)
+    if first is None:
+        raise wanted.error(f"{repo} on the Hub has no {' or '.join(wanted.main)}: {wanted.missing}")
+    for name in (*wanted.main, *wanted.beside):
+        # Files of one commit lie in one folder, named by the commit.
+        _fetch(repo, name, first.parent.name, wanted)
+    return first.parent
+
+
+def _fetch(repo: str, filename: str, revision: str | None, wanted: Wanted) -> Path | None:
+    """The file, from the cache or the Hub; None where the repository has no such file."""
+    from huggingface_hub import (  # noqa: PLC0415 - optional
+        constants,
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        known = try_to_load_from_cache(repo, filename, revision=revision)
+        if known is not None:
+            return Path(known) if isinstance(known, str) else None
+        # A download tries a Hub that does not answer many times, and says so each time.
+        url = hf_hub_url(repo, filename, revision=revision)
+        with suppress(EntryNotFoundError, HfHubHTTPError):
+            get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        return Path(hf_hub_download(repo, filename, revision=revision))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise _unreachable(repo, filename, error, wanted) from error
+    except EntryNotFoundError:
+        return None
+    except GatedRepoError as error:
+        raise wanted.error(
+            f"{repo} asks for permission: accept its terms on the Hub, then run `hf auth login`"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise wanted.error(
+            f"the Hub has no repository {repo} (or it is private and you are not logged in): "
+            f"check the name, run `hf auth login`, or {wanted.instead}"
+        ) from error
+    except network_errors() as error:
+        raise _unreachable(repo, filename, error, wanted) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise wanted.error(
+            f"the Hub did not give {filename} of {repo} ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}); try again, or {wanted.instead}"
+        ) from error
+
+
+def network_errors() -> tuple[type[Exception], ...]:
+    """What the Hub's client lets through of its HTTP library: httpx, httpx2 or requests, as its version has it.
+
+    A library that is not loaded has raised nothing.
+    """
+    found: list[type[Exception]] = []
+    for module, names in _OF_THE_NETWORK.items():
+        loaded = sys.modules.get(module)
+        found += [kind for name in names if (kind := getattr(loaded, name, None)) is not None]
+    return tuple(found)
+
+
+def _unreachable(repo: str, filename: str, error: Exception, wanted: Wanted) -> BatchloomError:
+    name = type(error).__name__
+    why = "HF_HUB_OFFLINE is set" if name == "OfflineModeIsEnabled" else name
+    return wanted.error(
+        f"{filename} of {repo} is not in the local Hub cache and the Hub cannot be reached "
+        f"({why}); go online once, or {wanted.instead}"
+    )

@@ -1,0 +1,90 @@
+"""What stands in a store whose tokenizer nobody knows: a vocabulary of ids without text."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import TokenizerError
+from batchloom.core.fingerprint import fingerprint as fingerprint_of
+from batchloom.tokens.tokenizer import ChatFormat, Engine, checked_ids
+
+
+@final
+class NoTokenizer:
+    """Ids alone: what is decoded are their numbers, and nothing can be encoded.
+
+    Args:
+        vocab_size: every id is below it.
+        end_id: the id that ends documents, or that merely fills padding where none does.
+
+    Raises:
+        TokenizerError: the end token is not of the vocabulary.
+    """
+
+    name = "none"
+    lossy = False
+    bos_id: int | None = None
+    engine = Engine("none", "1")
+    control: Mapping[str, int] = MappingProxyType({})
+    added: Mapping[str, int] = MappingProxyType({})
+    chat = ChatFormat()
+
+    def __init__(self, vocab_size: int, end_id: int) -> None:
+        if not 0 <= end_id < vocab_size:
+            raise TokenizerError(
+                f"the end token {end_id} is not of a vocabulary of {vocab_size} ids: it must be 0 to {vocab_size - 1}"
+            )
+        self.vocab_size, self.end_id = vocab_size, end_id
+        identity = {"kind": "none", "vocab_size": vocab_size}
+        self.vocabulary_hash = fingerprint_of(identity)
+        self.fingerprint = fingerprint_of({**identity, "end_id": end_id})
+
+    def id_bytes(self) -> None:
+        """Nobody knows; see :class:`~batchloom.tokens.Tokenizer`."""
+
+    def encode_batch(
+        self, texts: Sequence[str], *, control: bool = False
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Always refused; see :class:`~batchloom.tokens.Tokenizer`."""
+        raise TokenizerError(
+            f"{len(texts)} texts cannot be encoded{' with control tokens' * control}: the store was imported without a "
+            "tokenizer; import it again with --tokenizer"
+        )
+
+    def encode_placed(
+        self, text: str
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+        """Always refused; see :class:`~batchloom.tokens.Tokenizer`."""
+        ids, places = self.encode_batch([text])
+        return ids, places, places
+
+    def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        """The ids as numbers, which is all that is known of them: ``17 4 256``."""
+        return " ".join(map(str, checked_ids(ids, self).tolist()))
+
+    def state(self) -> dict[str, Any]:
+        """Its two numbers are all there is to keep."""
+        return {
+            "state_version": 1,
+            "kind": "none",
+            "fingerprint": self.fingerprint,
+            "vocab_size": self.vocab_size,
+            "end_id": self.end_id,
+        }
+
+
+def no_tokenizer_from_state(state: Mapping[str, Any]) -> NoTokenizer:
+    """The stand-in whose ``state()`` this is.
+
+    Raises:
+        TokenizerError: its numbers are none, or contradict each other.
+    """
+    numbers = [state.get("vocab_size"), state.get("end_id")]
+    if any(not isinstance(number, int) or isinstance(number, bool) for number in numbers):
+        raise TokenizerError(
+            f"the tokenizer's state is damaged: its vocab_size and end_id are {numbers!r:.60}, not two numbers"
+        )
+    return NoTokenizer(int(state["vocab_size"]), int(state["end_id"]))

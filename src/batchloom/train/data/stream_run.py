@@ -1,0 +1,224 @@
+"""A run on raw inputs: what it asks of a store, answered of a stream."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from shlex import quote
+from typing import Any, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom import Loader, Store, stream
+from batchloom.core.errors import StateError
+from batchloom.train.checkpoint import read_state
+from batchloom.train.distributed import Ranks
+from batchloom.train.train_log import Say
+from batchloom.train.train_settings import TrainSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How a run reads a stream; see ``batchloom.stream``.
+
+    Attributes:
+        lanes: how many parts of the input are read side by side.
+        workers: processes of each rank that tokenize; None for one a core.
+        keep: a folder where the store of the inputs grows meanwhile.
+        follow_links: whether symbolic links are followed that lead out of an input folder.
+    """
+
+    lanes: int | None = None
+    workers: int | None = None
+    keep: Path | None = None
+    follow_links: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRequest:
+    """What a run is to read without preparing it; see ``batchloom.stream``.
+
+    Attributes:
+        inputs: files, folders, globs and URLs, as prepare takes them.
+        tokenizer: as prepare takes it; None for its default.
+        media: the settings of images and audio, as prepare takes them; None where none are read.
+        options: how it is read.
+    """
+
+    inputs: tuple[str, ...]
+    tokenizer: str | None = None
+    media: Mapping[str, str] | None = None
+    options: StreamOptions = field(default_factory=StreamOptions)
+
+
+@final
+class StreamData:
+    """A stream in place of a store: answers what a run asks of its data.
+
+    Attributes:
+        stream: what is read.
+        request: as it was asked for.
+        path: of the first input; place: how messages call it.
+    """
+
+    split, subsets, weights = "train", (), ()
+    synthetic = replicated = masked = False
+    on_disk, generation = True, None
+    # Its tokenizer is known, as that of a store with a manifest.
+    manifest = True
+
+    def __init__(self, request: StreamRequest, settings: TrainSettings, ranks: Ranks) -> None:
+        order, options = settings.order, request.options
+        self.stream = stream(
+            list(request.inputs),
+            tokenizer=request.tokenizer,
+            media=request.media,
+            follow_links=options.follow_links,
+            seq_len=settings.seq_len,
+            global_batch_size=settings.global_batch_size,
+            steps=settings.steps,
+            packing=order.packing,
+            overlong=order.overlong,
+            shuffle=order.shuffle,
+            seed=settings.seed,
+            lanes=options.lanes,
+            workers="auto" if options.workers is None else options.workers,
+            keep=options.keep,
+        )
+        self.request = request
+        self.path, self._ranks = Path(request.inputs[0]), ranks
+        self.place = request.inputs[0]
+        self.fingerprint = self.stream.fingerprint
+        self.tokenizer = self.stream.tokenizer
+        self.vocab_size, self.end_id = self.tokenizer.vocab_size, self.tokenizer.end_id
+
+    def loader(self, augment: dict[str, Any] | None) -> Loader:
+        """This rank's batches."""
+        ranks = self._ranks
+        return Loader(
+            self.stream,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            augment=augment,
+            device=ranks.device,
+        )
+
+    @cached_property
+    def _spans(self) -> list[NDArray[np.int64]]:
+        """Documents, or pieces of them: those of this rank's first batch."""
+        ranks = self._ranks.rank, self._ranks.world_size
+        loader = Loader(
+            self.stream,
+            rank=ranks[0],
+            world_size=ranks[1],
+            output="numpy",
+            form="varlen",
+            prefetch=0,
+        )
+        batches = iter(loader)
+        batch = next(batches)
+        batches.close()  # type: ignore[attr-defined]  # a generator
+        ids, bounds = batch["input_ids"][0], batch["cu_seq_lens_q"]
+        return [ids[a:b] for a, b in pairwise(bounds.tolist())]
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    @property
+    def lengths(self) -> "_Lengths":
+        """Lengths of these."""
+        return _Lengths(np.array([len(span) for span in self._spans], np.uint32))
+
+    def __getitem__(self, number: int) -> "_Document":
+        return _Document(self._spans[number])
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    ids: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    values: NDArray[np.uint32]
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
+        return self.values[start:stop]
+
+
+def as_store(data: StreamData) -> Store:
+    """The data of a run as the trainer's parts take it."""
+    return cast("Store", data)
+
+
+def streamed(store: Store) -> StreamData | None:
+    """The stream behind a run's data; None where it is a store."""
+    found: object = store
+    return found if isinstance(found, StreamData) else None
+
+
+def whole_state(loader: Loader, data: StreamData | None, ranks: Ranks) -> Mapping[str, Any]:
+    """The state of all ranks: of a stream each rank knows of its own lanes."""
+    mine = loader.state_dict()
+    if data is None or ranks.world_size == 1:
+        return mine
+    said = [json.loads(one) for one in ranks.gathered(json.dumps(mine).encode())]
+    if len({state["position"] for state in said}) > 1:
+        raise StateError("The ranks stand at different steps of the stream.")
+    return data.stream.merged(said)
+
+
+def tell_stream(data: StreamData, loader: Loader, say: Say) -> None:
+    """Say what is read."""
+    found = data.stream
+    say(f"data   {loader.origin}: {found!r}, tokenizer {data.tokenizer.name}")
+    say("val    none: a stream has no val subset; its share of the documents is left out")
+    if found.keeping is not None:
+        say(f"keep   the store of these inputs grows in {found.keeping.out}")
+
+
+def refuse_other_stream(data: StreamData, newest: Path | None) -> None:
+    """Refuse to go on from the checkpoint of a run on another stream; without one nothing is known.
+
+    Raises:
+        StateError: names each field that differs.
+    """
+    if newest is not None:
+        data.stream.refuse_other(read_state(newest)[1])
+
+
+def end_keeping(data: StreamData, say: Say) -> None:
+    """Make the store of what was kept, where the whole input was; else say what does."""
+    keeping, left = data.stream.keeping, data.stream.abandoned
+    if left is not None:
+        say(
+            f"keep   {left} is unfinished, nothing was kept there since --resume: {_ending(data, left)} ends it"
+        )
+    if keeping is None or keeping.finished:
+        return
+    kept, units = data.stream.kept_units()
+    if kept < units:
+        say(
+            f"keep   {kept:,} of {units:,} units of the input are kept in {keeping.out}; {_ending(data, keeping.out)} "
+            "reads the others"
+        )
+        return
+    data.stream.finish(workers=1)
+    say(f"keep   {keeping.out} is the store of the inputs")
+
+
+def _ending(data: StreamData, out: Path) -> str:
+    """The command that makes the store of what was kept."""
+    asked = data.request
+    inputs = " ".join(map(quote, asked.inputs))
+    named = {"tokenizer": asked.tokenizer, **(asked.media or {})}
+    options = [
+        f" --{name.replace('_', '-')} {quote(value)}"
+        for name, value in named.items()
+        if value is not None
+    ]
+    options += [" --follow-links"] if asked.options.follow_links else []
+    return f"batchloom prepare {inputs}{''.join(options)} --dedup none --no-balance-subsets --out {quote(str(out))}"

@@ -1,0 +1,188 @@
+"""The demo: real text that is on every machine, from its files to a model that has learned.
+
+The text is the language reference inside Python (``pydoc_data.topics``, in English) and the
+sources of the standard library: a fixed choice, at most a few megabytes.
+"""
+
+import math
+import shutil
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+
+import batchloom
+from batchloom import Loader, Store, open_store
+from batchloom.core.errors import InputMissingError, OutputError, TrainError
+from batchloom.train.distributed import joined_ranks
+from batchloom.train.loop import Outcome, train
+from batchloom.train.model import continue_text
+from batchloom.train.run import set_up
+from batchloom.train.run_folder import RunFolder
+from batchloom.train.train_log import RunLog, Say
+from batchloom.train.train_settings import TrainSettings, named_config, settings_from
+
+TOKENIZER = "train:4096"
+VAL_FRACTION = 0.03
+# The top-level modules first, then these packages; of each its own modules, not its tests.
+_PACKAGES = (".", "asyncio", "collections", "email", "http", "json", "logging", "unittest")
+_MOST_BYTES = 8 << 20
+_MARK = "made-by-batchloom-demo"
+_SAY_EVERY = 10
+
+
+def run_demo(out: Path, steps: int | None, say: Say) -> None:
+    """Prepare, check, load, train and sample, saying how each is done by hand.
+
+    Args:
+        out: the demo's folder: new, empty, or that of an earlier demo.
+        steps: optimizer steps; None for those of the configuration.
+        say: prints one line.
+
+    Raises:
+        OutputError: ``out`` holds something that no demo wrote.
+        TrainError: the model did not come below the loss of guessing by frequency.
+    """
+    began = time.perf_counter()
+    settings = settings_from(named_config("tiny"), {"steps": steps})
+    text, data, run = out / "text", out / "store", RunFolder(out / "run")
+    _claim(out)
+    files, size = _gather(text)
+    say(f"{files} files, {size / 1e6:.1f} MB of text: Python's language reference and library.")
+    _prepare(text, data, say)
+    _check(data, say)
+    store, val = open_store(data), open_store(data, "val")
+    _load(store, settings, say)
+    outcome = _train(data, settings, run, say)
+    reached = math.inf if outcome.val_loss is None else outcome.val_loss
+    unigram = _unigram_loss(store, val)
+    say(
+        f"\nval loss {reached:.3f} nats a token; guessing by frequency alone, the "
+        f"unigram entropy, is {unigram:.3f}."
+    )
+    say("\nWhat the model writes after 'def ':")
+    say(continue_text(outcome.model, store, "def ", 150, window=settings.seq_len))
+    say(f"\nAll of it took {time.perf_counter() - began:.0f} seconds.")
+    if not reached < unigram:
+        raise TrainError(
+            f"The val loss {reached:.3f} is not below the unigram entropy {unigram:.3f} "
+            f"after {outcome.step} steps: give more --steps."
+        )
+
+
+def _claim(out: Path) -> None:
+    """Make the demo's folder, or take an earlier demo's; never anybody else's."""
+    mark = out / _MARK
+    if out.exists() and not mark.is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputError(
+            f"{out} holds something that is not a demo's. Give --out a new or empty folder."
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError as error:
+        raise OutputError(
+            f"{out} cannot be written: {error.strerror}. Give --out a folder you may write to."
+        ) from error
+
+
+def _gather(folder: Path) -> tuple[int, int]:
+    """Copy the text into a folder; returns the number of files and their bytes."""
+    files = size = 0
+    for name, text in _texts():
+        content = text.encode()
+        if size + len(content) > _MOST_BYTES:
+            break
+        path = folder / name
+        # What is there already stays untouched, so that prepare sees the same inputs again.
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        files, size = files + 1, size + len(content)
+    if not files:
+        raise InputMissingError("This Python carries neither its topics nor its sources as text.")
+    return files, size
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """(name, text) of every document of the corpus, always in the same order."""
+    for name in sorted(topics):
+        yield f"topics/{name}.txt", topics[name]
+    library = Path(sysconfig.get_path("stdlib"))
+    for package in _PACKAGES:
+        for file in sorted((library / package).glob("*.py")):
+            name = file.relative_to(library).as_posix()
+            yield f"library/{name}", file.read_text("utf-8", errors="replace")
+
+
+def _prepare(text: Path, data: Path, say: Say) -> None:
+    say(
+        f"\n$ batchloom prepare {text} --out {data} --tokenizer {TOKENIZER} "
+        f"--val-fraction {VAL_FRACTION}"
+    )
+    result = batchloom.prepare(
+        [str(text)], out=data, tokenizer=TOKENIZER, val_fraction=VAL_FRACTION
+    )
+    done = "The store was finished already: " if result.already_done else ""
+    subsets = ", ".join(
+        f"{name} {subset.documents:,} documents, {subset.tokens:,} tokens"
+        for name, subset in result.subsets.items()
+        if subset.documents
+    )
+    say(f"{done}{subsets}; {result.tokenizer} by {result.engine}.")
+
+
+def _check(data: Path, say: Say) -> None:
+    say(f"\n$ batchloom check {data}")
+    verdict = batchloom.check(data)
+    if not verdict.sound:
+        raise TrainError(
+            f"{data} is not sound ({'; '.join(verdict.faults)}). Delete {data.parent} and run the "
+            "demo again."
+        )
+    say("Sound: checksums, counts, ids and tokenizer are as the manifest says.")
+
+
+def _load(store: Store, settings: TrainSettings, say: Say) -> None:
+    seq_len, rows = settings.seq_len, settings.global_batch_size
+    say(
+        f"\n>>> loader = batchloom.Loader(batchloom.open_store({str(store.path)!r}), "
+        f"seq_len={seq_len}, global_batch_size={rows})"
+    )
+    loader = Loader(store, seq_len=seq_len, global_batch_size=rows)
+    places = len(loader) * rows * seq_len
+    say(
+        f"{len(loader):,} steps an epoch, {store.tokens / places:.1%} full. Step 0 begins: "
+        f"{store.tokenizer.decode(loader[0]['input_ids'][0, :24].tolist())!r}"
+    )
+
+
+def _train(data: Path, settings: TrainSettings, run: RunFolder, say: Say) -> Outcome:
+    say(f"\n$ batchloom train --data {data} --out {run.path} --max-iters {settings.steps}")
+    if run.begun:
+        say("The run of an earlier demo is replaced.")
+        shutil.rmtree(run.path)
+    with joined_ranks("auto") as ranks:
+        log = RunLog(run.log if ranks.first else None, say, _SAY_EVERY)
+        return train(set_up(data, settings, run, ranks, log))
+
+
+def _unigram_loss(train_subset: Store, val: Store) -> float:
+    """Loss on val of guessing each token by its frequency in train, in nats a token.
+
+    Every token counts one more than it was seen, so that none is impossible.
+    """
+    size = train_subset.tokenizer.vocab_size
+    seen = _counts(train_subset, size) + 1
+    asked = _counts(val, size)
+    return float(-(asked * np.log(seen / seen.sum())).sum() / asked.sum())
+
+
+def _counts(store: Store, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    counts = np.zeros(vocab_size, np.int64)
+    for number in range(len(store)):
+        counts += np.bincount(store[number].ids.astype(np.int64), minlength=vocab_size)
+    return counts

@@ -1,0 +1,350 @@
+"""Edits handed to a run while it trains: files in its folder, which the run looks at between steps.
+
+``edits/000001-k2x9_q4m.json`` holds an edit, and the run writes its answer in its place: ``taken``, the edit as its
+journal has it, or ``refused``, why. A checkpoint keeps the journal; until one is made the file does, so that a run
+which goes on takes up again, in the same order, what its checkpoint does not know of. While the answer is written
+the file has another name: until then whoever deletes it withdraws the edit, and from then on nobody can.
+"""
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+from batchloom import Edit
+from batchloom.core.errors import (
+    BatchloomError,
+    OutputError,
+    PlanError,
+    SettingsError,
+    StateError,
+    TrainError,
+)
+from batchloom.core.settings import to_plain, whole
+from batchloom.core.wording import counted
+from batchloom.train.checkpoint import check_journal, sync, write_json
+from batchloom.train.data import mixture_lines
+from batchloom.train.distributed import differing
+from batchloom.train.json_files import MOST_OF_RUN, read_object
+from batchloom.train.run import Run, check_edited
+
+_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
+# Ends the name of a request whose answer is being written.
+_CLAIMED = ".claimed"
+# What the journal has of an edit beside its fields.
+_BESIDE = ("added", "fingerprint")
+_POLL = 0.1
+
+# The file of a request, and what is in it.
+Request = tuple[Path, dict[str, Any]]
+
+
+def _names(folder: Path) -> list[str]:
+    """Names of the requests in a folder, in the order they were made."""
+    try:
+        return sorted(one.name for one in folder.iterdir() if _NAME.fullmatch(one.name))
+    except FileNotFoundError:
+        return []
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a request's file holds; of one that is none its ``fault``, of one that is not there ``gone``, too."""
+    fault, gone = "", False
+    # It may be claimed, and answered, between two looks.
+    for one in (path, _claimed(path), path):
+        try:
+            found = read_object(one, MOST_OF_RUN)
+        except ValueError as error:
+            fault, gone = f"{one} {error}", isinstance(error.__cause__, FileNotFoundError)
+            if gone:
+                continue
+            break
+        return found if _is_request(found) else {"fault": f"{one} holds no edit"}
+    return {"fault": fault, "gone": True} if gone else {"fault": fault}
+
+
+def _is_request(found: dict[str, Any]) -> bool:
+    taken = found.get("taken", {})
+    edit = found.get("edit", taken or None)
+    numbered = whole(found.get("number", 0)) is not None
+    return isinstance(edit, dict) and isinstance(taken, dict) and numbered
+
+
+def _claimed(path: Path) -> Path:
+    """Where a request lies while it is answered."""
+    return path.with_name(path.name + _CLAIMED)
+
+
+def settle(folder: Path) -> None:
+    """Have requests by their names again that a run was answering when it died; for who holds the run.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    with _writing(folder):
+        for claimed in folder.glob(f"*{_CLAIMED}"):
+            claimed.rename(claimed.with_suffix(""))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror}. Make room, then go on with --resume: it takes the edit up."
+        ) from error
+
+
+def waiting(folder: Path, journal: Collection[str], read: Collection[str] = ()) -> list[Request]:
+    """The requests that a run has to answer, or to take up again, in the order it does that.
+
+    Args:
+        folder: of requests.
+        journal: fingerprints of the run's edits: what they name was taken up.
+        read: names of those that need not be looked at.
+    """
+    found = [(folder / name, _read(folder / name)) for name in _names(folder) if name not in read]
+    left = [
+        (path, held)
+        for path, held in found
+        if not held.keys() & {"refused", "gone"} and _taken_as(held) not in journal
+    ]
+    # What was taken goes first, in the order it was.
+    return sorted(left, key=lambda one: (_taken_as(one[1]) == "", one[1].get("number", 0)))
+
+
+def _taken_as(held: dict[str, Any]) -> str:
+    """The fingerprint of the plan that a run had after it took a request; empty where none did."""
+    return str(held["taken"].get("fingerprint")) if "taken" in held else ""
+
+
+def hand_over(
+    folder: Path, edit: Edit, patience: float, ended: Callable[[], bool]
+) -> dict[str, Any] | None:
+    """Give an edit to a run that trains, and wait for its answer.
+
+    Args:
+        folder: of requests.
+        edit: what is asked for.
+        patience: seconds to wait.
+        ended: whether no process trains the run any more, nor can before this one lets it.
+
+    Returns:
+        What the request's file holds when it was taken; None where the run ended without an answer: then the
+        request is withdrawn, and the edit is of a run that stands still.
+
+    Raises:
+        PlanError: the run refused it; says why. Or no checkpoint could keep it.
+        StateError: the same edit waits already, was withdrawn, or its answer cannot be read.
+        TrainError: no answer came; the request stays.
+        OutputError: the folder cannot be written.
+    """
+    path = _ask(folder, edit)
+    until = time.monotonic() + patience
+    while True:
+        over = ended()
+        if over:
+            settle(folder)
+        held = _read(path)
+        if "taken" in held:
+            return held
+        if "gone" in held:
+            raise StateError(f"{path} was deleted before the run answered: the edit is withdrawn.")
+        if "fault" in held:
+            raise StateError(
+                f"{held['fault']}: the answer cannot be read. What the run says, and its log.jsonl, tell whether it "
+                "took the edit."
+            )
+        if "refused" in held:
+            raise PlanError(f"The run refused the edit, and goes on as before. {held['refused']}")
+        if over:
+            path.unlink()
+            return None
+        if time.monotonic() > until:
+            raise TrainError(
+                f"The run gave no answer within {patience:g} s; it looks for edits between steps. The request stays in "
+                f"{path}, which will have the answer; delete it to withdraw the edit, or it is taken up later."
+            )
+        time.sleep(_POLL)
+
+
+def _ask(folder: Path, edit: Edit) -> Path:
+    plain = to_plain(edit)
+    check_journal([plain])
+    for path, held in waiting(folder, ()):
+        if held.get("edit") == plain and "taken" not in held:
+            raise StateError(
+                f"The same edit waits for the run already, in {path}. Wait for the answer there, or delete it."
+            )
+    names = _names(folder)
+    number = 1 + (int(names[-1].split("-")[0]) if names else 0)
+    try:
+        folder.mkdir(exist_ok=True)
+        # No name comes twice, also where two ask at once or one is deleted.
+        with tempfile.NamedTemporaryFile(prefix=f"{number:06d}-", dir=folder) as name:
+            path = Path(f"{name.name}.json")
+            write_json(path, {"edit": plain})
+        sync(folder)
+    except OSError as error:
+        raise OutputError(
+            f"{folder} cannot be written: {error.strerror}. The run was not asked; make room, or mend the folder."
+        ) from error
+    return path
+
+
+@final
+class Inbox:
+    """The requests of a run, as its first rank sees them.
+
+    Args:
+        folder: of requests.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._read = folder, set[str]()
+        self._begun = False
+
+    def take(self, run: Run) -> list[Request]:
+        """What came since the last look.
+
+        Raises:
+            StateError: at the first look, a file that holds no request: it may have held an edit that was taken.
+            OutputError: at the first look, the folder cannot be written.
+        """
+        first, self._begun = not self._begun, True
+        if first:
+            settle(self._folder)
+        new = [name for name in _names(self._folder) if name not in self._read]
+        if not new:
+            return []
+        plan = run.loader.plan
+        journal = set() if run.loader.streamed else {one["fingerprint"] for one in plan.journal}
+        found = waiting(self._folder, journal, self._read)
+        self._read.update(new)
+        for fault in (held["fault"] for _, held in found if "fault" in held):
+            if first:
+                raise StateError(
+                    f"{fault}, and edits that this run took may be known there alone. Mend the file; or delete it to "
+                    "go on without."
+                )
+            run.log.say(f"edit   {fault}: not taken")
+        return [one for one in found if "fault" not in one[1]]
+
+
+def take_up(run: Run, inbox: Inbox, step: int) -> bool:
+    """Take up what the first rank was asked for, on all ranks at once; all come here between the same steps.
+
+    Returns:
+        Whether any edit was taken.
+
+    Raises:
+        TrainError: ranks would have different orders, or an edit that was taken before cannot be taken again.
+        OutputError: an answer cannot be written.
+    """
+    found = inbox.take(run) if run.ranks.first else []
+    if not run.ranks.total(float(len(found)))[0]:
+        return False
+    told, took = [(str(path), _edit_in(held), _taken_as(held)) for path, held in found], False
+    for name, plain, before in json.loads(run.ranks.of_first(json.dumps(told).encode())):
+        path = Path(name)
+        refused = _refused(run, plain, path.name)
+        if before and refused is not None:
+            raise TrainError(
+                f"The run took the edit in {path} before it was stopped, and cannot take it again: {refused} Go on "
+                "with what it was stopped with; or delete that file to go on without the edit."
+            )
+        if not run.ranks.total(float(run.ranks.first and _claim(path)))[0]:
+            run.log.say(f"edit   {path.name} was deleted: it is withdrawn")
+        elif refused is None:
+            _take(run, path, plain, step)
+            took = True
+        else:
+            if run.ranks.first:
+                _answer(path, {"edit": plain, "refused": refused})
+            run.log.say(f"edit   {path.name} is refused: {refused}")
+    return took
+
+
+def _edit_in(held: dict[str, Any]) -> Any:
+    """The fields of the edit of a request; one that was taken has them as its journal does."""
+    if "edit" in held:
+        return held["edit"]
+    return {name: value for name, value in held["taken"].items() if name not in _BESIDE}
+
+
+def _claim(path: Path) -> bool:
+    """Make sure that a request is still there, and that nobody withdraws it before it is answered."""
+    with _writing(path):
+        try:
+            path.rename(_claimed(path))
+        except FileNotFoundError:
+            return False
+    return True
+
+
+def _refused(run: Run, plain: dict[str, Any], name: str) -> str | None:
+    """Why an edit cannot be, on any rank; None where all can take it.
+
+    Raises:
+        TrainError: they would have different orders.
+    """
+    try:
+        plan = run.loader.edited(_edit_of(plain))
+        check_edited(run, plan)
+        check_journal(plan.journal)
+        mine = {"fingerprint": plan.fingerprint}
+    except BatchloomError as error:
+        mine = {"refused": str(error)}
+    verdicts = [json.loads(one) for one in run.ranks.gathered(json.dumps(mine).encode())]
+    for rank, verdict in enumerate(verdicts):
+        if "refused" in verdict:
+            alike = all(one == verdict for one in verdicts)
+            return str(verdict["refused"]) if alike else f"Rank {rank}: {verdict['refused']}"
+    other = differing([verdict["fingerprint"] for verdict in verdicts])
+    if other is not None:
+        raise TrainError(
+            f"With the edit in {name} the ranks would have different orders: {other}. It was not taken. Give every "
+            "rank the same stores, and go on with --resume."
+        )
+    return None
+
+
+def _edit_of(plain: dict[str, Any]) -> Edit:
+    try:
+        return Edit(**plain)
+    except TypeError as error:
+        raise SettingsError([f"edit: {error}; batchloom edit writes one"]) from error
+
+
+def _take(run: Run, path: Path, plain: dict[str, Any], step: int) -> None:
+    """Go on by an edit that all ranks can take, and say so."""
+    loader, edit = run.loader, _edit_of(plain)
+    if not run.ranks.first:
+        loader.edit(edit)
+        return
+    steps = max(run.settings.steps, edit.step + 1)
+    before = mixture_lines(loader.plan, steps)
+    loader.edit(edit)
+    journal, after = loader.plan.journal, mixture_lines(loader.plan, steps)
+    # No step was made by it yet: a run that ends before the answer is whole has not taken it.
+    answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
+    _answer(path, answer)
+    run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
+    run.log.say(f"edit   {path.name} is taken, and holds after {counted(edit.step, 'step')}")
+    for line in after:
+        if line not in before:
+            run.log.say(line)
+
+
+def _answer(path: Path, held: dict[str, Any]) -> None:
+    """Answer a request that was claimed, and have it by its name again."""
+    claimed = _claimed(path)
+    with _writing(path):
+        write_json(claimed, held)
+        claimed.rename(path)
+        sync(path.parent)

@@ -1,0 +1,252 @@
+"""One worker of an elastic run: it finds the others, trains its share, and goes on when they come and go.
+
+Whoever starts the workers (torchrun, Ray Train) starts all of them anew when their number changes. They go on from
+the newest checkpoint: what was trained after it is gone with the weights that saw it, and its sequences are given
+again. Each worker has so many rows of a step, so a step grows and shrinks with their number: an edit of
+``global_batch_size`` in the journal of the run's plan, which says of any step which sequences it held.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import final
+
+import batchloom
+from batchloom import Edit
+from batchloom.adapters.agreement import require_agreement
+from batchloom.core.errors import TrainError
+from batchloom.core.settings import whole
+from batchloom.core.wording import counted
+from batchloom.train.distributed import Ranks, joined_ranks
+from batchloom.train.loop import is_due, save, train
+from batchloom.train.run import Run, set_up
+from batchloom.train.run_folder import RunFolder
+from batchloom.train.run_generation import begun_on
+from batchloom.train.start_checks import require_packages
+from batchloom.train.train_log import RunLog, Say
+from batchloom.train.train_settings import TrainSettings, named_config, settings_from
+from batchloom.train.worker_config import HUGGINGFACE, MODEL_SIZES, Leave, WorkerConfig
+
+# Where nodes keep the same data, or are called, may differ.
+_OWN = ("worker_id", "dataset_name", "out", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What a worker did since it joined.
+
+    Attributes:
+        rank: of it among the workers.
+        world_size: how many they were.
+        first_step: the steps that were done before.
+        step: those that are done now.
+        tokens: that it trained on, without padding.
+        seconds: that this took.
+        finished: whether all steps of the run are done; else it left, and the same command goes on.
+    """
+
+    rank: int
+    world_size: int
+    first_step: int
+    step: int
+    tokens: int
+    seconds: float
+    finished: bool
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Its throughput, without padding."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+
+def run_worker(
+    config: WorkerConfig, say: Say, leave: Leave | None = None, *, alone: bool = False
+) -> WorkerReport:
+    """Be one worker until the run is done, or somebody leaves it.
+
+    Args:
+        config: what is trained on what.
+        say: prints one line.
+        leave: asks all workers, when it is set, to save and stop after the step they are at.
+        alone: whether to be the only worker whatever the environment says.
+
+    Raises:
+        SettingsError, StateError: the folder holds a run of other settings or other data.
+        TrainError: workers were asked for different things, or one of them stopped.
+        BatchloomError: whatever prepare, the loader or the loop finds wrong.
+    """
+    require_packages()
+    folder = RunFolder(config.out, prepares=config.dataset_type == HUGGINGFACE)
+    with joined_ranks(config.device, alone=alone, say=say) as ranks:
+        _refuse_unlike(config, ranks)
+        # One of them looks: another may be late, and see what the first has begun meanwhile.
+        begun = bool(ranks.total(float(ranks.first and folder.begun))[0])
+        log = RunLog(folder.log if ranks.first else None, say)
+        data = _data(config, folder, ranks, log, begun=begun)
+        settings = _settings(config, ranks, _first_batch(folder) if begun else None)
+        generation = begun_on(data, folder, ranks, {}) if begun else None
+        run = set_up(data, settings, folder, ranks, log, opened={"generation": generation})
+        require_agreement(run.loader)
+        stay = _Stay(config, run, say, leave or Leave())
+        try:
+            train(run, resume=begun, between=stay.between)
+        except _Left:
+            log.say(
+                f"A worker leaves: step {stay.step} of {config.num_steps} is saved, and the same command goes on."
+            )
+        return stay.end()
+
+
+@final
+class _Left(Exception):  # noqa: N818 - it is no error
+    """All workers stop here, since one was asked to."""
+
+
+@final
+class _Stay:
+    """What a worker does from joining to leaving, seen between its steps.
+
+    Args:
+        config: of the worker.
+        run: what it trains.
+        say: prints one line.
+        leave: whether it was asked to leave.
+    """
+
+    def __init__(self, config: WorkerConfig, run: Run, say: Say, leave: Leave) -> None:
+        self._config, self._run, self._say, self._leave = config, run, say, leave
+        self._name = f"worker {config.worker_id} (rank {run.ranks.rank} of {run.ranks.world_size})"
+        self._first: int | None = None
+        self._began = self._seconds = 0.0
+        self._tokens = self.step = 0
+
+    def between(self, step: int) -> None:
+        """Before the first step and after each; every worker comes here after the same steps.
+
+        Raises:
+            _Left: one of them is asked to leave; the step is saved.
+        """
+        run, self.step = self._run, step
+        if self._first is None:
+            self._join(step)
+            return
+        self._tokens += run.loader.tokens(step - 1)
+        self._seconds = time.perf_counter() - self._began
+        if step < run.settings.steps and run.ranks.total(float(self._leave.is_set()))[0]:
+            if not is_due(step, run.settings.save_interval):
+                save(run, step)
+            raise _Left
+
+    def _join(self, step: int) -> None:
+        """Have steps of as many rows as the workers there are now take, and say so."""
+        run, rows, workers = self._run, self._config.batch_size, self._run.ranks.world_size
+        loader, size = run.loader, rows * workers
+        before = loader.plan.spec_at(step).global_batch_size
+        if before != size and step < run.settings.steps:
+            loader.edit(Edit(step=step, global_batch_size=size, note=counted(workers, "worker")))
+            run.log.say(
+                f"workers  there are {workers} now: from step {step + 1} on a step has {size} sequences, not {before}"
+            )
+        self._first, self._began = step, time.perf_counter()
+        self._leave.heeded = True
+        if step >= run.settings.steps:
+            return
+        share = "the same as each other" if loader.store.replicated else "no other has them"
+        self._say(
+            f"{self._name}  {rows} sequences of each step ({share}); effective global batch {size} = {rows} local x "
+            f"{counted(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  {loader.origin}"
+        )
+
+    def end(self) -> WorkerReport:
+        """Say what was done; every worker comes here."""
+        self._leave.heeded = False
+        ranks, seconds = self._run.ranks, self._seconds
+        first = self.step if self._first is None else self._first
+        finished = self.step >= self._run.settings.steps
+        made = WorkerReport(
+            *(ranks.rank, ranks.world_size, first, self.step),
+            *(self._tokens, seconds, finished),
+        )
+        origin, steps = self._run.loader.origin, counted(self.step - first, "step")
+        self._say(
+            f"{self._name}  {steps}, {made.tokens:,} tokens, {made.tokens_per_s:,.0f} tok/s  {origin}"
+        )
+        together = ranks.total(float(made.tokens))[0]
+        self._run.log.say(
+            f"all {counted(ranks.world_size, 'worker')}  {together:,.0f} tokens, "
+            f"{together / max(seconds, 1e-9):,.0f} tok/s"
+        )
+        return made
+
+
+def _refuse_unlike(config: WorkerConfig, ranks: Ranks) -> None:
+    """Refuse workers that were asked for different things, before they wait for each other in vain.
+
+    Raises:
+        TrainError: names each setting, and whose it is.
+    """
+    mine = {name: value for name, value in asdict(config).items() if name not in _OWN}
+    said = [json.loads(one) for one in ranks.gathered(json.dumps(mine).encode())]
+    for rank, other in enumerate(said):
+        unlike = [
+            f"{name} is {said[0][name]!r} on rank 0 and {other[name]!r} on rank {rank}"
+            for name in mine
+            if said[0][name] != other[name]
+        ]
+        if unlike:
+            raise TrainError(
+                f"The workers were asked for different things: {'; '.join(unlike)}. Start all of them with the same "
+                "options."
+            )
+
+
+def _data(
+    config: WorkerConfig, folder: RunFolder, ranks: Ranks, log: RunLog, *, begun: bool
+) -> Path | str:
+    """The store of a run; that of a data set of the Hub is prepared in its folder, once."""
+    if config.dataset_type != HUGGINGFACE:
+        return config.place
+    # A run that goes on needs no network.
+    if not begun:
+
+        def prepare() -> None:
+            log.say(f"input  {config.place} is prepared in {folder.data}")
+            batchloom.prepare(config.place, out=folder.data, tokenizer=config.tokenizer_name)
+
+        ranks.patiently(prepare if ranks.first else None)
+    return folder.data
+
+
+def _first_batch(folder: RunFolder) -> int:
+    """The sequences of a step that a run was begun with.
+
+    Raises:
+        StateError: ``run.json`` is damaged.
+    """
+    value = whole(folder.read().get("global_batch_size"))
+    if value is None:
+        raise folder.damaged("names no global_batch_size")
+    return value
+
+
+def _settings(config: WorkerConfig, ranks: Ranks, first_batch: int | None) -> TrainSettings:
+    """The settings of the reference trainer.
+
+    Args:
+        config: of the worker.
+        ranks: how many workers there are.
+        first_batch: sequences of a step at the run's begin, where it has begun: its plan is that one, and edits follow.
+    """
+    changes = {
+        "steps": config.num_steps,
+        "seq_len": config.seq_len,
+        "global_batch_size": first_batch or config.batch_size * ranks.world_size,
+        "batch_size": config.batch_size,
+        "overlong": config.overlong,
+        # Sizes of times with another number of workers need not divide among those of now.
+        "uneven": "pad",
+        "eval_interval": 0,
+        "save_interval": config.save_interval,
+    }
+    return settings_from(named_config(MODEL_SIZES[config.model_size]), changes)

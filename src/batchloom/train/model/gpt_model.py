@@ -1,0 +1,239 @@
+"""The model: a small modern GPT, in one file.
+
+RMSNorm before each part, rotary positions, normalised queries and keys, SwiGLU, no biases,
+one matrix for the embedding and the output. What is particular to batchloom is that a row
+holds several documents: ``position_ids`` restarts at 0 with each span, and a token attends
+to its own span only, so that the loss of a packed row is the loss of its documents.
+
+Sources: RMSNorm arXiv:1910.07467; rotary positions arXiv:2104.09864; SwiGLU
+arXiv:2002.05202; normalised queries and keys arXiv:2302.05442.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from batchloom.core.fingerprint import key128
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from batchloom.train.train_settings import ModelSettings
+
+IGNORED = -100
+
+
+def padded_vocabulary(size: int) -> int:
+    """``size`` up to a multiple of 64, which matrix units are built for."""
+    return -(-size // 64) * 64
+
+
+def hidden_width(settings: ModelSettings) -> int:
+    """Size of the SwiGLU's inside."""
+    return settings.hidden or -(-8 * settings.width // 3 // 64) * 64
+
+
+class RMSNorm(nn.Module):
+    """Scales each vector to a root mean square of 1, then by a learned gain; in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to [..., width] float32."""
+        return functional.rms_norm(x.float(), (x.shape[-1],), self.gain, 1e-6)
+
+
+def rotary_table(position_ids: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position, each [rows, 1, seq_len, head_width / 2] float32."""
+    steps = torch.arange(0, head_width, 2, device=position_ids.device) / head_width
+    angles = position_ids[:, None, :, None].float() * base**-steps
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the pairs of [rows, heads, seq_len, head_width] by the angles of their positions."""
+    cos, sin = table
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def block_mask(position_ids: Tensor) -> Tensor:
+    """Who attends to whom: [rows, 1, seq_len, seq_len] bool, causal inside each span."""
+    spans = (position_ids == 0).cumsum(1)
+    same = spans[:, :, None] == spans[:, None, :]
+    return same.tril_()[:, None]
+
+
+def flex_mask(position_ids: Tensor) -> BlockMask:
+    """The same as :func:`block_mask` for flex_attention, which leaves empty blocks out."""
+    from torch.nn.attention import flex_attention as flex  # noqa: PLC0415
+
+    spans = (position_ids == 0).cumsum(1)
+
+    def allowed(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (spans[row, query] == spans[row, key]) & (query >= key)
+
+    rows, seq_len = spans.shape
+    return flex.create_block_mask(allowed, rows, None, seq_len, seq_len, device=spans.device)
+
+
+@cache
+def _flex() -> Callable[..., Tensor]:
+    """flex_attention as a compiled kernel; uncompiled it would build the whole score matrix."""
+    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
+
+    return torch.compile(flex_attention)
+
+
+class Attention(nn.Module):
+    """Self-attention inside each span."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.heads = settings.heads
+        self.qkv = nn.Linear(settings.width, 3 * settings.width, bias=False)
+        self.out = nn.Linear(settings.width, settings.width, bias=False)
+        self.norm_q = RMSNorm(settings.width // settings.heads)
+        self.norm_k = RMSNorm(settings.width // settings.heads)
+
+    def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor | BlockMask) -> Tensor:
+        """[rows, seq_len, width] to the same shape."""
+        rows, seq_len, width = x.shape
+        qkv = self.qkv(x).view(rows, seq_len, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q = rotate(self.norm_q(q), table).to(v.dtype)
+        k = rotate(self.norm_k(k), table).to(v.dtype)
+        if isinstance(mask, Tensor):
+            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        else:
+            mixed = _flex()(q, k, v, block_mask=mask)
+        joined: Tensor = self.out(mixed.transpose(1, 2).reshape(rows, seq_len, width))
+        return joined
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward part: one half gates the other."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        hidden = hidden_width(settings)
+        self.up = nn.Linear(settings.width, 2 * hidden, bias=False)
+        self.out = nn.Linear(hidden, settings.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, seq_len, width] to the same shape."""
+        gate, value = self.up(x).chunk(2, dim=-1)
+        gated: Tensor = self.out(functional.silu(gate) * value)
+        return gated
+
+
+class Layer(nn.Module):
+    """Attention, then SwiGLU, each added to the stream."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.norm_attention = RMSNorm(settings.width)
+        self.attention = Attention(settings)
+        self.norm_mlp = RMSNorm(settings.width)
+        self.mlp = SwiGLU(settings)
+
+    def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor | BlockMask) -> Tensor:
+        """[rows, seq_len, width] to the same shape."""
+        x = x + self.attention(self.norm_attention(x), table, mask)
+        added: Tensor = x + self.mlp(self.norm_mlp(x))
+        return added
+
+
+class GPT(nn.Module):
+    """The whole model.
+
+    Args:
+        settings: the shape.
+        vocab_size: rows of the embedding, padding included.
+        seed: of the first weights; the global generator is not touched.
+    """
+
+    def __init__(self, settings: ModelSettings, vocab_size: int, seed: int = 0) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embedding = nn.Embedding(vocab_size, settings.width)
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.norm = RMSNorm(settings.width)
+        # torch draws by 32 bits of a seed; hashed, every bit of any seed counts.
+        self._start(torch.Generator().manual_seed(key128("weights", seed)[0]))
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.embedding.num_embeddings
+
+    @property
+    def description(self) -> str:
+        """The model in a few words."""
+        return f"{self.settings.layers} layers of width {self.settings.width}"
+
+    @torch.no_grad()
+    def _start(self, generator: torch.Generator) -> None:
+        for name, weight in self.named_parameters():
+            if name.endswith("out.weight"):
+                # Each layer adds nothing at first: the stream starts as the embedding.
+                weight.zero_()
+            elif weight.dim() == 2:
+                scale = 0.5 if weight is self.embedding.weight else 1.0
+                weight.normal_(0.0, scale * weight.shape[1] ** -0.5, generator=generator)
+
+    def logits(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Scores of every next token.
+
+        Args:
+            input_ids: [rows, seq_len] int64.
+            position_ids: [rows, seq_len] int64, 0 at the start of each span.
+
+        Returns:
+            [rows, seq_len, vocab_size].
+        """
+        mask = flex_mask(position_ids) if position_ids.is_cuda else block_mask(position_ids)
+        head_width = self.settings.width // self.settings.heads
+        table = rotary_table(position_ids, head_width, self.settings.rotary_base)
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x, table, mask)
+        return functional.linear(self.norm(x), self.embedding.weight)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
+        """Sum of the loss over the trained tokens, in nats: a scalar, float32.
+
+        ``labels`` [rows, seq_len] int64 stand at their own tokens, as Hugging Face models
+        take them, with -100 where there is no loss.
+        """
+        scores = self.logits(input_ids, position_ids).flatten(0, 1)
+        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+        return functional.cross_entropy(
+            scores.float(), following, ignore_index=IGNORED, reduction="sum"
+        )
+
+
+def parameter_count(settings: ModelSettings, vocab_size: int) -> int:
+    """Numbers a model learns, before it is made; the shared embedding counts once."""
+    width = settings.width
+    attention = 4 * width * width + 2 * (width // settings.heads)
+    layer = attention + 3 * width * hidden_width(settings) + 2 * width
+    return vocab_size * width + settings.layers * layer + width
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Optimizer groups: weight decay on matrices, none on gains."""
+    weights = list(model.parameters())
+    return [
+        {"params": [w for w in weights if w.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [w for w in weights if w.dim() < 2], "weight_decay": 0.0},
+    ]

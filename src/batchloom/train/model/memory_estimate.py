@@ -1,0 +1,96 @@
+"""Memory: what a run surely needs, reckoned before it is asked for; a sentence when it runs out."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from batchloom.core.errors import TrainError
+from batchloom.train.distributed import Ranks
+from batchloom.train.train_settings import PretrainedSettings, TrainSettings, rank_share
+
+# Of a parameter in float32: the weight, its gradient, AdamW's two moments.
+_LEARNING = 16
+_WEIGHT = 4
+# Of a token in a batch, int64: input_ids, labels, position_ids.
+_TOKEN = 24
+# Of torch's allocator on the CPU, which has no exception of its own.
+_SAID = ("can't allocate memory", "Storage size calculation overflowed")
+
+
+def check_memory(settings: TrainSettings, parameters: int, ranks: Ranks) -> None:
+    """Refuse a run whose model or batch alone is more than the whole memory.
+
+    Raises:
+        TrainError: names what is needed, what there is, and the sizes to lower.
+    """
+    on_gpu = ranks.device.type == "cuda"
+    if on_gpu:
+        there = torch.cuda.get_device_properties(ranks.device).total_memory
+        _refuse_model(settings, parameters, _LEARNING * parameters, there, "the GPU")
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = (_WEIGHT if on_gpu else _LEARNING) * parameters
+    _refuse_model(settings, parameters, needed, machine, "this machine")
+    rows = rank_share(settings, ranks.world_size)
+    if (batch := _TOKEN * rows * settings.seq_len) > machine:
+        raise TrainError(
+            f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "
+            f"{_spelled(batch)} and this machine has {_spelled(machine)}: lower --global-batch-size or "
+            "--seq-len, or start more ranks on more machines."
+        )
+
+
+def _refuse_model(
+    settings: TrainSettings, parameters: int, needed: int, there: int, where: str
+) -> None:
+    if needed <= there:
+        return
+    shape = settings.model
+    if isinstance(shape, PretrainedSettings):
+        kind, remedy = shape.init, "give --init a smaller model"
+    else:
+        kind = f"{shape.layers:,} layers of width {shape.width:,}"
+        remedy = (
+            "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
+        )
+    raise TrainError(
+        f"A model of {parameters:,} parameters ({kind}) takes {_spelled(needed)} to train and {where} "
+        f"has {_spelled(there)}: {remedy}."
+    )
+
+
+def _spelled(size: int) -> str:
+    unit, shift = ("GiB", 30) if size >= 1 << 30 else ("MiB", 20)
+    return f"{size / (1 << shift):,.1f} {unit}"
+
+
+def is_short(error: Exception) -> bool:
+    """Whether memory ran out."""
+    short = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, short) or any(said in str(error) for said in _SAID)
+
+
+@contextmanager
+def memory_explained(settings: TrainSettings, parameters: int) -> Iterator[None]:
+    """Turn running out of memory into a sentence that names what to lower.
+
+    Raises:
+        TrainError: what was done inside ran out of memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_short(error):
+            raise
+        rows = settings.batch_size or "all"
+        smaller = (
+            "give --init a smaller model"
+            if isinstance(settings.model, PretrainedSettings)
+            else "the configuration's model.layers and model.width"
+        )
+        raise TrainError(
+            f"Out of memory with {parameters:,} parameters ({_spelled(_LEARNING * parameters)} to "
+            f"train) and passes of {rows} rows of {settings.seq_len} tokens: lower --batch-size "
+            f"(more passes make the same step), --seq-len, or {smaller} (another run)."
+        ) from error

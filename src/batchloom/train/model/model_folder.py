@@ -1,0 +1,198 @@
+"""A Hugging Face model's folder as files: may it be loaded, what is it, whose tokenizer is in it.
+
+Nothing here loads torch or transformers: a folder that cannot be used is refused at once.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from batchloom import Store
+from batchloom.core.errors import InputError, InputMissingError, TrainError
+from batchloom.core.files import refuse_url
+from batchloom.train.json_files import read_object
+
+_CONFIG = "config.json"
+_WEIGHTS, _WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
+_TOKENIZER = "tokenizer.json"
+# What transformers' AutoTokenizer reads beside it; none of it is code.
+_TOKENIZER_FILES = (
+    _TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+_EDGE = 1 << 20
+# A vocabulary may be a little richer than the model's: tokens of a chat template, say.
+_MOST_DIFFERING = 0.05
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """The ``config.json`` of a folder whose model may be loaded: plain weights, no code.
+
+    Raises:
+        InputMissingError: there is no such folder, or no model in it.
+        InputError: its weights are pickles or quantized, it needs code of its own, or it is a URL.
+    """
+    refuse_url(folder, "--init")
+    if not folder.is_dir():
+        raise InputMissingError(
+            f"--init: there is no folder {folder}. It takes a local folder with config.json and "
+            "safetensors weights; fetch a model of the Hub first: hf download ORG/NAME --local-dir "
+            "FOLDER"
+        )
+    try:
+        config = read_object(folder / _CONFIG)
+    except ValueError as error:
+        raise InputMissingError(
+            f"--init: {folder / _CONFIG} {error}; a folder that transformers' save_pretrained wrote "
+            "has one"
+        ) from error
+    kernel = str(config.get("attn_implementation") or config.get("_attn_implementation") or "")
+    if "auto_map" in config or "/" in kernel:
+        what = "auto_map" if "auto_map" in config else f"attn_implementation {kernel!r}"
+        raise InputError(
+            f"--init: {folder / _CONFIG} has {what}: it asks for code from outside transformers, and "
+            "none such is ever run. Use a model that transformers itself knows; where it knows this "
+            f"one, delete the entry from {_CONFIG}"
+        )
+    if "quantization_config" in config:
+        raise InputError(
+            f"--init: the weights in {folder} are quantized, which cannot be finetuned: take the "
+            "folder of the full weights"
+        )
+    _weight_files(folder)
+    return config
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model.
+
+    Raises:
+        InputMissingError: there are none, or a part is missing.
+        InputError: there are pickles only.
+    """
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    if not (folder / _WEIGHTS_INDEX).is_file():
+        pickles = [name for name in _PICKLES if (folder / name).is_file()]
+        if not pickles:
+            raise InputMissingError(f"--init: {folder} has no {_WEIGHTS}: it holds no model")
+        raise InputError(
+            f"--init: {folder} has its weights in {pickles[0]} only, a pickle, which can run code "
+            "when it is opened and is never loaded. If you trust it, turn it into safetensors: "
+            "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+        )
+    try:
+        parts = read_object(folder / _WEIGHTS_INDEX).get("weight_map")
+    except ValueError as error:
+        raise InputError(f"--init: {folder / _WEIGHTS_INDEX} {error}") from error
+    names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
+    wrong = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+    if wrong or not names:
+        fault = f"names {wrong[0]!r}, which is no file beside it" if wrong else "names no file"
+        raise InputMissingError(f"--init: {folder / _WEIGHTS_INDEX} {fault}: fetch the model again")
+    return [folder / name for name in names]
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """Names a model: its config, and size, first and last MiB of each file of weights."""
+    digest = xxhash.xxh3_128()
+    for file in (folder / _CONFIG, *_weight_files(folder)):
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            digest.update(f"{file.name} {size} ".encode() + opened.read(_EDGE))
+            opened.seek(max(0, size - _EDGE))
+            digest.update(opened.read(_EDGE))
+    return digest.hexdigest()
+
+
+def tokenizer_note(folder: Path, store: Store) -> str | None:
+    """What must be said of a store's tokenizer and that of a model; None when they are one.
+
+    Raises:
+        TrainError: the ids of the store mean other tokens to the model.
+    """
+    if store.manifest is None:
+        return (
+            f"{store.place} names no tokenizer: whether its ids are the model's cannot be compared"
+        )
+    ours, theirs = _store_words(store), _folder_words(folder)
+    if theirs is None:
+        return f"{folder} has no {_TOKENIZER} that can be compared with the store's tokenizer"
+    if ours is None:
+        return (
+            f"the store was made by {store.tokenizer.name!r} and {folder} has a {_TOKENIZER}: the "
+            "model knows other ids than the store's, unless it was trained on such"
+        )
+    shared = ours.keys() & theirs.keys()
+    differing = sorted(number for number in shared if ours[number] != theirs[number])
+    beyond = len(ours.keys() - theirs.keys())
+    if not differing and not beyond:
+        return None
+    example = (
+        f", id {differing[0]} is {ours[differing[0]]!r} in the store and " if differing else ""
+    )
+    example += f"{theirs[differing[0]]!r} to the model" if differing else ""
+    fact = (
+        f"{len(differing):,} of {len(ours):,} ids of the store's tokenizer ({store.tokenizer.name!r}) "
+        f"are other tokens in {folder / _TOKENIZER}{example}, and {beyond:,} are not in it"
+    )
+    if len(differing) > _MOST_DIFFERING * len(ours):
+        raise TrainError(
+            f"{fact}: the model would learn nonsense. Prepare the data with --tokenizer {folder}."
+        )
+    return fact
+
+
+def _store_words(store: Store) -> dict[int, str] | None:
+    """Tokens by id of a store's tokenizer; None where it is no tokenizer.json."""
+    definition = store.tokenizer.state().get("tokenizer")
+    return None if definition is None else _words(json.dumps(definition))
+
+
+def _folder_words(folder: Path) -> dict[int, str] | None:
+    """Tokens by id of a model's tokenizer.json; None where there is none."""
+    file = folder / _TOKENIZER
+    return _words(file.read_text("utf-8")) if file.is_file() else None
+
+
+def _words(definition: str) -> dict[int, str]:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - not needed to train from nothing
+
+    vocabulary = Tokenizer.from_str(definition).get_vocab(with_added_tokens=True)
+    return {number: word for word, number in vocabulary.items()}
+
+
+def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
+    """Put the tokenizer files of a model's folder beside its trained weights.
+
+    Where it has none, the store's tokenizer is written, if that is a tokenizer.json.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    for name in _TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+    there = any((out / name).is_file() for name in _TOKENIZER_FILES)
+    if there or store.manifest is None:
+        return
+    if (definition := store.tokenizer.state().get("tokenizer")) is not None:
+        (out / _TOKENIZER).write_text(json.dumps(definition, ensure_ascii=False), "utf-8")
+        chat = store.tokenizer.chat
+        # A model's class has one of its own in mind, whose rules need not be these.
+        beside = {"tokenizer_class": "PreTrainedTokenizerFast", **chat.tokens}
+        (out / "tokenizer_config.json").write_text(json.dumps(beside, ensure_ascii=False), "utf-8")
+        if (template := chat.templates.get("default")) is not None:
+            (out / "chat_template.jinja").write_text(template, "utf-8")

@@ -1,0 +1,450 @@
+"""A Hugging Face language model as the loop takes it: rows in, the sum of the loss out.
+
+``position_ids`` restart with each document and no mask is given: from that transformers builds
+attention inside each document, where the model and its attention support it. A mask of ones
+or a cache would undo it silently. :meth:`Pretrained.prove_isolation` shows it for the model at
+hand before it is trained.
+
+transformers is imported here alone, with no network and no code but its own.
+"""
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from batchloom import Store
+from batchloom.batches import leakage, leaks, probes
+from batchloom.core.errors import InputError, MissingDependencyError, SettingsError, TrainError
+from batchloom.train.model.gpt_model import IGNORED
+from batchloom.train.model.model_folder import check_folder
+from batchloom.train.train_settings import PretrainedSettings
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+# What a model is given beside tokens and positions, by the names of its arguments.
+Given = Mapping[str, Any]
+# Scores of a vocabulary held at once, in numbers: 128 MiB of float32.
+_MOST_SCORES = 1 << 25
+
+
+@final
+class Pretrained(nn.Module):
+    """The model of a folder, in float32 and without dropout.
+
+    Args:
+        model: as transformers builds it.
+        name: its folder, for people.
+        dtype: of the weights in the folder; they are given back in bfloat16 if they came so.
+
+    Attributes:
+        model: the same.
+        vocab_size: rows of the embedding.
+        window: tokens that layers of sliding attention look back on; None where none are.
+    """
+
+    def __init__(self, model: Any, name: str, dtype: str) -> None:
+        super().__init__()
+        self.model: Any = model
+        model.train(mode=False)
+        self.name, self._dtype = name, dtype
+        self.vocab_size = _embedding_rows(model)
+        self.window: int | None = getattr(model.config.get_text_config(), "sliding_window", None)
+        body = model.base_model
+        self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
+        self._head_is_plain = False
+
+    @property
+    def description(self) -> str:
+        """The model in a few words."""
+        return f"{type(self.model).__name__} of {self.name}"
+
+    @property
+    def attention(self) -> str:
+        """What its attention is called."""
+        # transformers has no other name for it.
+        return self.model.config._attn_implementation or "its own"  # noqa: SLF001
+
+    @property
+    def _half(self) -> bool:
+        """Whether the attention's kernels know half precision only."""
+        return self.attention.startswith("flash")
+
+    def looking(self, device: torch.device) -> torch.autocast:
+        """For looking at what the model does: float32, where that can be."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self._half)
+
+    def compile_body(self) -> None:
+        """Compile the layers in place; the names of the weights stay."""
+        (self.model.base_model if self._head_is_plain else self.model).compile()
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor, media: Given | None = None
+    ) -> Tensor:
+        """Sum of the loss over the trained tokens, in nats: a scalar, float32.
+
+        Arguments as of ``model.GPT``, and what else the model is given where there are media. Scores are made of
+        trained tokens only, a bounded number at a time, where the head is nothing but a matrix.
+        """
+        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        kept = following != IGNORED
+        if not self._head_is_plain:
+            scores = self.logits(input_ids, position_ids, media)[kept]
+            return functional.cross_entropy(scores.float(), following[kept], reduction="sum")
+        hidden = self._call(self.model.base_model, input_ids, position_ids, media)[kept]
+        return summed_loss(self.model.get_output_embeddings(), hidden, following[kept])
+
+    def logits(self, input_ids: Tensor, position_ids: Tensor, media: Given | None = None) -> Tensor:
+        """Scores of every next token, [rows, seq_len, vocab_size]; arguments as of :meth:`forward`."""
+        return self._call(self.model, input_ids, position_ids, media)
+
+    def scores(
+        self, input_ids: Tensor, position_ids: Tensor, media: Given | None = None
+    ) -> Callable[[int, slice], Tensor]:
+        """What gives the scores of some tokens of a row, [tokens, vocab_size], all of which are never held at once.
+
+        Arguments as of :meth:`forward`.
+        """
+        if not self._head_is_plain:
+            whole = self.logits(input_ids, position_ids, media)
+            return lambda row, part: whole[row, part]
+        hidden = self._call(self.model.base_model, input_ids, position_ids, media)
+        head = self.model.get_output_embeddings()
+        return lambda row, part: head(hidden[row, part])
+
+    def _call(
+        self, part: Any, input_ids: Tensor, position_ids: Tensor, media: Given | None = None
+    ) -> Tensor:
+        given = {"input_ids": input_ids, "attention_mask": None, **(media or {})}
+        if self._takes_positions:
+            given["position_ids"] = position_ids
+        # Qwen2-Audio's asks its own body for names.
+        found: Tensor = part(**given, use_cache=False, return_dict=True)[0]
+        return found
+
+    @torch.no_grad()
+    def find_head(self, store: Store) -> None:
+        """See whether the scores are the last states times a matrix, with nothing after it.
+
+        Raises:
+            TrainError: they are not finite.
+        """
+        device = next(self.parameters()).device
+        row = probes(store, 64)[0][None].to(device)
+        places = torch.arange(row.shape[1], device=device)[None]
+        with self.looking(device):
+            wanted = self.logits(row, places).float()
+        if not bool(wanted.isfinite().all()):
+            raise TrainError(
+                f"The scores of {self.name} on the first document of {store.place} are not finite: "
+                "its weights are damaged. Fetch the folder again."
+            )
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or self.model.base_model is self.model:
+            return
+        with self.looking(device):
+            found = head(self._call(self.model.base_model, row, places)).float()
+        scale = float(wanted.abs().max())
+        self._head_is_plain = found.shape == wanted.shape and bool(
+            ((found - wanted).abs() <= 1e-5 * scale).all()
+        )
+
+    def prove_isolation(self, store: Store, seq_len: int, rows: int) -> float:
+        """Make sure that packed documents do not see each other.
+
+        Args:
+            store: whose documents are looked at.
+            seq_len: of the rows in training.
+            rows: of a pass.
+
+        Returns:
+            The mean distance between packed and single documents, in nats a token.
+
+        Raises:
+            TrainError: they do; names the model and what to change.
+        """
+        device = next(self.parameters()).device
+        documents = [document.to(device) for document in probes(store, seq_len)]
+        with self.looking(device):
+            packed, mixed = leakage(
+                lambda batch: self.logits(batch["input_ids"], batch["position_ids"]),
+                documents,
+                rows,
+            )
+        return self.refuse_leak(packed, mixed, store)
+
+    def refuse_leak(self, packed: float, mixed: float, store: Store) -> float:
+        """Judge how far losses in packed rows are from those of the documents alone.
+
+        Args:
+            packed: nats a token.
+            mixed: the same where nothing keeps documents apart.
+            store: of the documents.
+
+        Returns:
+            ``packed``.
+
+        Raises:
+            TrainError: they see each other.
+        """
+        if leaks(packed, mixed, half=self._half):
+            raise TrainError(
+                f"{type(self.model).__name__} with {self.attention} attention lets packed documents see each "
+                f"other: on the first documents of {store.place} a token's loss differs by "
+                f"{packed:.2g} nats from that of the document alone. Train one document a row "
+                "(--packing none), or try another --attn-implementation (sdpa, eager, "
+                "flex_attention)."
+            )
+        return packed
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write what transformers' ``from_pretrained`` reads: config.json and safetensors.
+
+        Raises:
+            OSError, SafetensorError: it cannot be written.
+        """
+        # transformers would write with what compile_body adds to a module's names otherwise.
+        state = self.model.state_dict()
+        if self._dtype == "bfloat16":
+            cast: dict[int, Tensor] = {}
+            for name, tensor in state.items():
+                # Shared weights stay shared, so that they are written once.
+                known = cast.setdefault(tensor.data_ptr(), tensor.to(torch.bfloat16))
+                state[name] = known if tensor.is_floating_point() else tensor
+        self.model.save_pretrained(folder, state_dict=state)
+        if self._dtype == "bfloat16":
+            file = folder / "config.json"
+            config = {**json.loads(file.read_text("utf-8")), "dtype": "bfloat16"}
+            file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of a head's scores, summed, with a bounded number of scores in memory.
+
+    Args:
+        head: hidden states to scores.
+        hidden: [tokens, width].
+        targets: [tokens] int64.
+
+    Returns:
+        A scalar, float32; it has a gradient, of zero, also for no tokens.
+    """
+    rows = max(1, _MOST_SCORES // head.weight.shape[0])
+
+    def part(states: Tensor, wanted: Tensor) -> Tensor:
+        return functional.cross_entropy(head(states).float(), wanted, reduction="sum")
+
+    if len(hidden) <= rows:
+        return part(hidden, targets)
+    total = torch.zeros((), device=hidden.device)
+    for states, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
+        # The scores are made again for the gradient, instead of being kept.
+        total = total + checkpoint(
+            part, states, wanted, use_reentrant=False, preserve_rng_state=False
+        )
+    return total
+
+
+def _transformers() -> Any:
+    """The package; it takes seconds to load, and only ``--init`` needs it.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    if find_spec("transformers") is None:
+        raise MissingDependencyError(
+            "--init needs transformers, not installed: pip install 'batchloom[train,hf]' (or: pip install datasets "
+            "transformers)."
+        )
+    return importlib.import_module("transformers")
+
+
+def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
+    """What the folder says of its model, as transformers understands it.
+
+    Raises:
+        MissingDependencyError: transformers is not installed.
+        InputMissingError: there is no model.
+        InputError: it is none that can be finetuned here.
+    """
+    hf = _transformers()
+    folder = Path(settings.init)
+    named = check_folder(folder)
+    hf.utils.logging.disable_progress_bar()
+    stated = named.get("architectures") or []
+    if stated and not any(_classes(media=media).intersection(stated) for media in (False, True)):
+        raise InputError(
+            f"--init: {folder} holds {', '.join(map(str, stated))}, no causal language model: take a "
+            "folder of one, as AutoModelForCausalLM saves it"
+        )
+    try:
+        config: PretrainedConfig = hf.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except _faults() as error:
+        _refuse(folder, error)
+    return config
+
+
+def _classes(*, media: bool) -> set[str]:
+    """The classes of transformers that can be finetuned on tokens alone, or on media, too."""
+    known = importlib.import_module("transformers.models.auto.modeling_auto")
+    name = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+    # Before transformers 5 there is none for media.
+    return set(getattr(known, name, {}).values())
+
+
+def _refuse_other_kind(folder: Path, config: "PretrainedConfig", *, media: bool) -> None:
+    """Refuse a model of text alone for a store with media, and one of media for a store of text.
+
+    Raises:
+        InputError: names its class.
+    """
+    stated = config.architectures or []
+    if not stated or _classes(media=media).intersection(stated):
+        return
+    what = ", ".join(map(str, stated))
+    if media:
+        raise InputError(
+            f"--init: {folder} holds {what}, which takes text alone, and the store holds images or audio: take the "
+            "folder of a model that hears or sees, as AutoModelForMultimodalLM saves it, or prepare without --processor"
+        )
+    raise InputError(
+        f"--init: {folder} holds {what}, no causal language model, and the store holds text alone: take a folder of "
+        "one, as AutoModelForCausalLM saves it, or a store prepared with --processor"
+    )
+
+
+def longest_row(config: "PretrainedConfig") -> int | None:
+    """The most tokens a model was built for; None where it has no such bound."""
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else None
+
+
+def blueprint(settings: PretrainedSettings, *, media: bool = False) -> "PreTrainedModel":
+    """The model of a folder without the memory of its weights.
+
+    Args:
+        settings: names the folder.
+        media: whether it is to be given images or audio, too.
+
+    Raises:
+        SettingsError: its attention cannot be had.
+        InputError: transformers cannot build it, or it is for other data.
+    """
+    config = read_model_config(settings)
+    _refuse_other_kind(Path(settings.init), config, media=media)
+    auto = "AutoModelForMultimodalLM" if media else "AutoModelForCausalLM"
+    faults: tuple[type[Exception], ...] = (*_faults(), RuntimeError)
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = getattr(_transformers(), auto).from_config(
+                config,
+                attn_implementation=settings.attn_implementation,
+                trust_remote_code=False,
+                dtype=torch.float32,
+            )
+    except faults as error:
+        if (asked := settings.attn_implementation) is not None:
+            problem = f"{asked!r} cannot be had: {_first_line(error)}; leave it unset"
+            raise SettingsError([f"model.attn_implementation: {problem}"]) from error
+        _refuse(Path(settings.init), error)
+    return model
+
+
+def check_size(
+    settings: PretrainedSettings, model: "PreTrainedModel", store: Store, *, media: bool
+) -> None:
+    """Refuse a model that has no row for some id of a store, which holds images or audio where ``media``.
+
+    Raises:
+        TrainError: names both sizes.
+    """
+    rows, needed = _embedding_rows(model), store.vocab_size or 0
+    if rows < needed and not store.on_disk:
+        raise TrainError(
+            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
+            f"of them: give it vocab={rows}."
+        )
+    if rows < needed and media:
+        raise TrainError(
+            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} of them: its "
+            "images or audio are those of another model's processor. Prepare the data with this model's own "
+            f"(--processor {settings.init}, if that lies there)."
+        )
+    if rows < needed:
+        raise TrainError(
+            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
+            f"of them: prepare the data with --tokenizer {settings.init}, or resize the model's "
+            "embedding with transformers' resize_token_embeddings."
+        )
+
+
+def load(settings: PretrainedSettings, chosen: "PreTrainedModel") -> Pretrained:
+    """The model of a folder with its weights, in float32.
+
+    Args:
+        settings: names the folder.
+        chosen: its blueprint, whose attention is taken.
+
+    Raises:
+        InputError: weights are missing, damaged or of another shape.
+    """
+    folder = Path(settings.init)
+    try:
+        # Of any class: transformers' types know of no ``output_loading_info``.
+        kind: Any = type(chosen)
+        model, told = kind.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation=chosen.config._attn_implementation,  # noqa: SLF001 - as it was built
+            use_safetensors=True,
+            # They are told with those that are missing, not in a table of its own.
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except _faults() as error:
+        _refuse(folder, error)
+    shapes = (name for name, *_ in told["mismatched_keys"])
+    lacking = sorted((*told["missing_keys"], *shapes))
+    if lacking:
+        raise InputError(
+            f"--init: the weights in {folder} lack {len(lacking)} of those its config.json asks for, or "
+            f"have them in another shape ({lacking[0]}): they would be drawn at random. Fetch the "
+            "folder again, or save the whole model"
+        )
+    named = read_model_config(settings).dtype
+    return Pretrained(model, str(folder), str(named or torch.float32).removeprefix("torch."))
+
+
+def _embedding_rows(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    """What transformers raises over a config or weights that are none."""
+    strict = importlib.import_module("huggingface_hub.errors").StrictDataclassError
+    plain = (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError)
+    return (*plain, SafetensorError, strict)
+
+
+def _refuse(folder: Path, error: Exception) -> NoReturn:
+    raise InputError(
+        f"--init: transformers {_transformers().__version__} cannot load {folder}: {_first_line(error)}"
+    ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

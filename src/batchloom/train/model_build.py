@@ -1,0 +1,173 @@
+"""The model of a run: reckoned before memory is asked for, then built, from nothing or a folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchloom import Loader, Store
+from batchloom.batches import Chosen
+from batchloom.core.errors import InputError, SettingsError
+from batchloom.train.data import check_media, try_media
+from batchloom.train.distributed import Ranks
+from batchloom.train.model import (
+    GPT,
+    Pretrained,
+    blueprint,
+    check_size,
+    load,
+    longest_row,
+    memory_explained,
+    padded_vocabulary,
+    parameter_count,
+    tokenizer_note,
+)
+from batchloom.train.train_log import RunLog
+from batchloom.train.train_settings import (
+    ModelSettings,
+    PretrainedSettings,
+    TrainSettings,
+    rank_share,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Model = GPT | Pretrained
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A model before it takes memory.
+
+    Attributes:
+        parameters: numbers it learns.
+        vocab_size: rows of its embedding; 0 where its folder says.
+        blueprint: a pretrained model without its weights; None for one that starts from nothing.
+    """
+
+    parameters: int
+    vocab_size: int = 0
+    blueprint: "PreTrainedModel | None" = None
+
+
+def outline(settings: TrainSettings, store: Store, *, media: bool) -> Outline:
+    """What a run's model will be, on data with ``media`` or without.
+
+    Raises:
+        SettingsError: a vocabulary nobody states, or rows longer than the model takes.
+        InputError: the folder of a pretrained model cannot be used, or none is given for images or audio.
+        TrainError: the model does not know all ids of the store.
+    """
+    if isinstance(settings.model, ModelSettings):
+        if media:
+            raise InputError(
+                "The data holds images or audio, and the trainer's own GPT takes text alone: finetune a model that "
+                "sees or hears, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
+            )
+        vocab_size = _vocabulary(store, settings.model)
+        return Outline(parameter_count(settings.model, vocab_size), vocab_size)
+    chosen = blueprint(settings.model, media=media)
+    most = longest_row(chosen.config)
+    if most is not None and settings.seq_len > most:
+        problem = f"{settings.seq_len} is more than the {most} positions of {settings.model.init}"
+        raise SettingsError([f"seq_len: {problem}; --seq-len {most} is the most"])
+    check_size(settings.model, chosen, store, media=media)
+    return Outline(sum(weight.numel() for weight in chosen.parameters()), blueprint=chosen)
+
+
+def build(
+    outlined: Outline,
+    settings: TrainSettings,
+    store: Store,
+    loader: Loader,
+    ranks: Ranks,
+    log: RunLog,
+) -> tuple[Model, nn.Module]:
+    """The model on its device, and the same as it is called: compiled, and wrapped for ranks.
+
+    Args:
+        outlined: of this model.
+        settings: of the run.
+        store: the train subset; a pretrained model is tried on its first documents.
+        loader: of the run.
+        ranks: this process's place.
+        log: told what a person should know of a pretrained model.
+
+    Raises:
+        InputError: weights of a folder are missing or damaged.
+        TrainError: the memory does not suffice, the tokenizer is another, or packed documents
+            see each other.
+    """
+    with memory_explained(settings, outlined.parameters):
+        if isinstance(settings.model, ModelSettings):
+            model: Model = GPT(settings.model, outlined.vocab_size, settings.seed).to(ranks.device)
+            learner: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
+        else:
+            model = learner = _pretrained(outlined, settings, store, loader, ranks, log)
+        if ranks.world_size > 1:
+            with ranks.talking():
+                # Ranks and passes without images or audio leave the weights for them unused.
+                learner = DistributedDataParallel(
+                    learner, find_unused_parameters=loader.holds_media
+                )
+    return model, learner
+
+
+def _pretrained(
+    outlined: Outline,
+    settings: TrainSettings,
+    store: Store,
+    loader: Loader,
+    ranks: Ranks,
+    log: RunLog,
+) -> Pretrained:
+    """A pretrained model that was seen to keep packed documents apart."""
+    chosen = settings.model
+    if not isinstance(chosen, PretrainedSettings) or outlined.blueprint is None:
+        raise AssertionError("asked for pretrained models only")
+    if note := tokenizer_note(Path(chosen.init), store):
+        log.say(f"note   {note}")
+    examples = Chosen(loader) if loader.holds_media else None
+    if examples is not None:
+        check_media(outlined.blueprint, chosen.init, examples, settings.seq_len)
+    model = load(chosen, outlined.blueprint).to(ranks.device)
+    model.find_head(store)
+    if settings.compile:
+        model.compile_body()
+    packed = settings.order.packing != "none"
+    rows = settings.batch_size or rank_share(settings, ranks.world_size)
+    distance = 0.0
+    if examples is not None:
+        sizes = rows, settings.seq_len
+        distance = try_media(model, examples, store, sizes, packed=packed)
+        if not examples.with_media(settings.seq_len):
+            log.say(
+                "note   the first steps hold no images or audio: the model was tried on texts alone"
+            )
+    elif packed:
+        distance = model.prove_isolation(store, settings.seq_len, rows)
+    if packed:
+        log.say(
+            f"packed documents do not see each other: their tokens' losses are those of the documents "
+            f"alone ({distance:.1e} nats apart)"
+        )
+    return model
+
+
+def _vocabulary(store: Store, shape: ModelSettings) -> int:
+    """Rows of the model's embedding: the tokenizer's vocabulary up to a multiple of 64."""
+    known, stated = store.vocab_size, shape.vocab_size
+    if known is None and stated is None:
+        problem = (
+            f"missing; {store.place} does not say which tokenizer made it: set it in a "
+            "--config-file to more than its largest id"
+        )
+        raise SettingsError([f"model.vocab_size: {problem}"])
+    if known is not None and stated is not None and stated < known:
+        problem = f"{stated} is below the {known} ids of the store; leave it unset"
+        raise SettingsError([f"model.vocab_size: {problem}"])
+    return padded_vocabulary(stated or known or 0)

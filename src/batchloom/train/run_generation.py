@@ -1,0 +1,55 @@
+"""Which generation of a store a run that goes on is to read."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from batchloom import open_store
+from batchloom.train.distributed import Ranks
+from batchloom.train.run_folder import RunFolder
+
+_LOG = logging.getLogger("batchloom")
+
+
+def begun_on(
+    data: Path | str, folder: RunFolder, ranks: Ranks, opened: Mapping[str, Any]
+) -> int | None:
+    """The generation of its store that a run was begun on, told where it is not the newest.
+
+    Args:
+        data: a store's folder, a prefix, or a name of synthetic data.
+        folder: of the run.
+        ranks: the first one speaks.
+        opened: options of ``open_store``.
+
+    Returns:
+        None for the newest, for data without generations, and for data that the run was never on.
+
+    Raises:
+        TrainError: there is no run in the folder.
+        StoreError: there is no store, or it is damaged.
+        GenerationError: the generation was compacted away.
+    """
+    before = folder.read().get("data")
+    newest = open_store(data, **opened)
+    if not isinstance(before, dict) or newest.manifest is None or newest.generation is None:
+        return None
+    named = before.get("fingerprint")
+    number = before.get("generation")
+    told = {entry.number: entry.fingerprints for entry in newest.manifest.all_history}
+    if not isinstance(number, int) or told.get(number, {}).get(newest.split) != named:
+        # It was begun before there were several, or somewhere else.
+        number = newest.generation_with(str(named))
+    if number is None or number == newest.generation:
+        return None
+    # Where it was compacted away, this says so before anything is built.
+    newest.manifest_of(number)
+    if ranks.first:
+        _LOG.info(
+            "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
+            number,
+            newest.place if newest.is_far else data,
+            newest.generation,
+        )
+    return number

@@ -1,0 +1,165 @@
+"""What a run tells: a line a step for people, ``log.jsonl`` for machines, a curve at the end."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+from batchloom.core.errors import OutputError, StateError
+from batchloom.core.plots import drawable, save_picture
+from batchloom.train.json_files import parse_object
+
+Say = Callable[[str], None]
+_KINDS = ("start", "step", "val", "edit")
+_LOSSES = ("step", "val")
+_SHOWN = 8
+
+
+@final
+class RunLog:
+    """Appends to ``log.jsonl`` and says the same to a person.
+
+    Args:
+        path: the log; None on ranks that keep silent.
+        say: prints one line.
+        say_every: steps between two spoken step lines (every step is logged).
+
+    Attributes:
+        mark: ends every line that is said, where it must be seen what a run is made of.
+    """
+
+    mark = ""
+
+    def __init__(self, path: Path | None, say: Say, say_every: int = 1) -> None:
+        self._path, self._say, self._say_every = path, say, say_every
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the rank that tells."""
+        return self._path is not None
+
+    def say(self, line: str) -> None:
+        """A line for people only."""
+        if self._path is not None:
+            self._say(line if "source=" in line else line + self.mark)
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Append one object to the log.
+
+        Raises:
+            OutputError: the log cannot be written.
+        """
+        if self._path is None:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise OutputError(
+                f"{self._path} cannot be written: {error.strerror}. Make room, then go on with "
+                "--resume."
+            ) from error
+
+    def step(self, entry: dict[str, Any], steps: int) -> None:
+        """Log a step and say it: loss, speed, padding, waiting."""
+        self.write({"kind": "step", **entry})
+        step = entry["step"]
+        if step % self._say_every == 0 or step in (1, steps):
+            uneven = f"  imbalance {entry['imbalance']:.3f}" if "imbalance" in entry else ""
+            self.say(
+                f"step {step:>{len(str(steps))}}/{steps}  loss {entry['loss']:.4f}  "
+                f"lr {entry['lr']:.2e}  {entry['tokens_per_s']:,.0f} tok/s  "
+                f"trained {entry['trained_share']:.2%}  padding {entry['padding']:.2%}  "
+                f"data wait {entry['data_wait']:.2%}{uneven}"
+            )
+
+    def val(
+        self, step: int, steps: int, loss: float, origin: str, sources: dict[str, float]
+    ) -> None:
+        """Log a look at the val subset and say it; of a mixture with the loss of each source."""
+        entry: dict[str, Any] = {"kind": "val", "step": step, "loss": loss, "origin": origin}
+        self.write({**entry, "sources": sources} if sources else entry)
+        named = [f"{name} {own:.4f}" for name, own in sources.items()]
+        more = f", and {len(named) - _SHOWN:,} more" if len(named) > _SHOWN else ""
+        told = f"  ({', '.join(named[:_SHOWN])}{more})" if named else ""
+        self.say(f"step {step:>{len(str(steps))}}/{steps}  val loss {loss:.4f}{told}")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The objects of a log; a last line that a killed process left unfinished is left out.
+
+    A log may lack entries, or be deleted: it tells what was, and no step is computed from it.
+    What is there must be a log, because it is kept and drawn.
+
+    Raises:
+        StateError: a line is none of a log; names it.
+    """
+    entries = []
+    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    # What ends in a line break leaves nothing after it; what does not was never finished.
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            entry = parse_object(line)
+            fault = _fault(entry)
+        except ValueError as error:
+            fault = str(error)
+        if fault:
+            raise StateError(
+                f"{path}, line {number} {fault}. Delete that line, or the whole log: a run goes on "
+                "without it, only the curve then begins later."
+            )
+        entries.append(entry)
+    return entries
+
+
+def _fault(entry: dict[str, Any]) -> str:
+    """What is wrong with an entry, as the end of a sentence; empty when nothing is."""
+    kind, step, loss = (entry.get(name) for name in ("kind", "step", "loss"))
+    if kind not in _KINDS:
+        return f"has {kind!r:.40} for kind, none of {', '.join(_KINDS)}"
+    if not isinstance(step, int) or isinstance(step, bool):
+        return f"has {step!r:.40} for step, no whole number"
+    if kind in _LOSSES and (not isinstance(loss, int | float) or isinstance(loss, bool)):
+        return f"has {loss!r:.40} for loss, no number"
+    return ""
+
+
+def cut_log(path: Path, last_step: int) -> None:
+    """Keep what was logged up to ``last_step``: a resumed run writes the rest again.
+
+    Raises:
+        StateError: the log is damaged; it stays as it is.
+        OutputError: it cannot be written.
+    """
+    kept = [entry for entry in read_log(path) if entry["step"] <= last_step]
+    aside = path.with_name(path.name + ".partial")
+    try:
+        aside.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
+        aside.rename(path)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror}. Mend the folder, then go on with --resume."
+        ) from error
+
+
+def draw_curve(log: Path, png: Path, title: str) -> None:
+    """Draw the losses of a log against the step.
+
+    Raises:
+        OutputError: the picture cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - half a second
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    entries = read_log(log)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for kind, style, label in (("step", "-", "train"), ("val", "o-", "val")):
+        points = [(e["step"], e["loss"]) for e in entries if e["kind"] == kind]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
+    axes.set(xlabel="step", ylabel="loss (nats a token)", title=drawable(title))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save_picture(figure, png)

@@ -1,0 +1,345 @@
+"""The settings of a run: the model's shape, the optimizer's course, the size of a step."""
+
+import math
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from batchloom import PlanSpec
+from batchloom.core.errors import InputMissingError, SettingsError
+from batchloom.core.settings import from_plain, nearest, raise_problems
+from batchloom.core.wording import counted
+from batchloom.train.json_files import parse_object, read_object
+
+# The largest a plan takes; a run's other counts of steps and rows follow them.
+MOST_STEPS = PlanSpec.bounds["steps"][1]
+MOST_TOKENS = PlanSpec.bounds["seq_len"][1]
+MOST_ROWS = PlanSpec.bounds["global_batch_size"][1]
+# Far beyond what fits into a machine: memory is reckoned with from these numbers, not found out.
+_MOST_WIDTH = 1 << 24
+_MOST_LAYERS = 4096
+_MOST_IDS = 1 << 31
+
+# Settings of a part of TrainSettings that have an option of their own.
+PRETRAINED = {"init", "attn_implementation"}
+_INNER = {
+    "optim": ("lr",),
+    "model": PRETRAINED,
+    "order": ("packing", "overlong", "shuffle", "noise_prob", "uneven", "balance"),
+}
+
+Overlong = Literal["split", "drop", "truncate", "error"]
+Bounds = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """The shape of the model in ``model.py``.
+
+    Attributes:
+        layers: transformer layers.
+        heads: attention heads a layer.
+        width: size of the residual stream; a multiple of ``2 * heads`` (rotary needs pairs).
+        hidden: size of the SwiGLU's inside; None for 8/3 of the width, up to a multiple of 64.
+        rotary_base: the longest rotary period, in tokens over 2 pi.
+        vocab_size: None for the tokenizer's; stated only for data that names no tokenizer.
+    """
+
+    layers: int
+    heads: int
+    width: int
+    hidden: int | None = None
+    rotary_base: float = 10_000.0
+    vocab_size: int | None = None
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values, each problem with its path."""
+        bounds: Bounds = {
+            "layers": (1, _MOST_LAYERS),
+            "heads": (1, _MOST_WIDTH),
+            "width": (2, _MOST_WIDTH),
+            "hidden": (1, _MOST_WIDTH),
+            "rotary_base": (1, 1e12),
+            "vocab_size": (2, _MOST_IDS),
+        }
+        found = outside(bounds, self)
+        if 0 < self.heads <= _MOST_WIDTH and self.width % (2 * self.heads):
+            found.append(
+                f"width: {_spelled(self.width)} is not a multiple of {2 * self.heads} "
+                f"(2 x {self.heads} heads)"
+            )
+        return [f"model.{problem}" for problem in found]
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainedSettings:
+    """A Hugging Face causal language model in a local folder, to be finetuned.
+
+    Attributes:
+        init: the folder: config.json and safetensors weights.
+        attn_implementation: as transformers names it; None for SDPA where the model has it.
+    """
+
+    init: str
+    attn_implementation: (
+        Literal["sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3"] | None
+    ) = None
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values that can be told without the folder."""
+        return [] if self.init else ["model.init: names no folder"]
+
+
+# Over the defaults of TrainSettings: a trained model is moved by small steps.
+_FINETUNING = {"steps": 100}
+_FINETUNING_OPTIM = {"lr": 1e-5, "warmup_steps": 10, "weight_decay": 0.0, "beta2": 0.999}
+_FINETUNING_SEQ_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class OptimSettings:
+    """AdamW and the course of its learning rate: linear warm-up, then a cosine.
+
+    Attributes:
+        lr: the highest learning rate.
+        final_lr_share: the learning rate of the last step, as a share of ``lr``.
+        warmup_steps: steps until ``lr`` is reached.
+        weight_decay: applied to matrices only, never to gains.
+        beta1: decay of the gradient's mean.
+        beta2: decay of the gradient's square.
+        clip: gradients are scaled down to this norm.
+    """
+
+    lr: float = 1e-3
+    final_lr_share: float = 0.1
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float = 1.0
+
+    def problems(self) -> list[str]:
+        """What is wrong with these values, each problem with its path."""
+        bounds: Bounds = {
+            "final_lr_share": (0, 1),
+            "warmup_steps": (0, MOST_STEPS),
+            "weight_decay": (0, 1e6),
+        }
+        found = [
+            f"{name}: {getattr(self, name)} is not a finite number above 0"
+            for name in ("lr", "clip")
+            if not 0 < getattr(self, name) < math.inf
+        ]
+        found += outside(bounds, self)
+        found += [
+            f"{name}: {getattr(self, name)} is not in [0, 1)"
+            for name in ("beta1", "beta2")
+            if not 0 <= getattr(self, name) < 1
+        ]
+        return [f"optim.{problem}" for problem in found]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSettings:
+    """How documents become sequences, in which order, and how ranks share them; see ``Loader``.
+
+    Attributes:
+        packing: the plan's packing strategy.
+        overlong: what becomes of a document longer than a sequence; None for the loader's choice.
+        shuffle: False gives the order of the store.
+        noise_prob: input tokens that are replaced by any other, as the loader's ``augment`` has it; None
+            for none. The val subset stays as it is.
+        uneven: where a step does not divide among ranks and passes, ``refuse`` or ``pad`` with rows
+            that carry no loss. It may change when a run goes on, and so may ``balance``.
+        balance: whether rows are dealt to ranks by their attention cost.
+    """
+
+    packing: str = "best_fit"
+    overlong: Overlong | None = None
+    shuffle: bool = True
+    noise_prob: float | None = None
+    uneven: Literal["refuse", "pad"] = "refuse"
+    balance: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Everything that decides what a run computes.
+
+    Attributes:
+        model: the model's shape, or the folder of a trained one.
+        optim: the optimizer's course.
+        steps: optimizer steps of the whole run.
+        seq_len: tokens of a sequence.
+        global_batch_size: sequences of a step, over all ranks.
+        batch_size: rows in one forward pass of one rank; None for the rank's whole share.
+        order: how documents become sequences, and in which order.
+        seed: of the order of the data and of the first weights.
+        eval_interval: steps between two looks at the val subset; 0 for the end only.
+        eval_batches: batches of ``global_batch_size`` sequences a look; None for the whole subset.
+        save_interval: steps between two checkpoints; 0 for the end only.
+        compile: whether the model goes through ``torch.compile``.
+    """
+
+    model: PretrainedSettings | ModelSettings
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    steps: int = 1000
+    seq_len: int = 1024
+    global_batch_size: int = 32
+    batch_size: int | None = None
+    order: OrderSettings = field(default_factory=OrderSettings)
+    seed: int = 0
+    eval_interval: int = 100
+    eval_batches: int | None = 20
+    save_interval: int = 200
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        bounds: Bounds = {
+            "steps": (1, MOST_STEPS),
+            "seq_len": (2, MOST_TOKENS),
+            "global_batch_size": (1, MOST_ROWS),
+            "batch_size": (1, MOST_ROWS),
+            "seed": (-(1 << 127), (1 << 128) - 1),
+            "eval_interval": (0, MOST_STEPS),
+            "eval_batches": (1, MOST_STEPS),
+            "save_interval": (0, MOST_STEPS),
+        }
+        raise_problems(outside(bounds, self) + self.model.problems() + self.optim.problems())
+
+
+def outside(bounds: Bounds, spec: object) -> list[str]:
+    """The problems of values that do not lie between the least and the most they may be.
+
+    None, for what need not be given, is none; not a number is one.
+    """
+    found = []
+    for name, (least, most) in bounds.items():
+        value = getattr(spec, name)
+        if value is None or least <= value <= most:
+            continue
+        side = f"above {_spelled(most)}, the most" if value > most else f"below {_spelled(least)}"
+        fault = "no number" if isinstance(value, float) and math.isnan(value) else side
+        found.append(f"{name}: {_spelled(value)} is {fault}")
+    return found
+
+
+def _spelled(number: float) -> str:
+    """A number as text, or about how long it is where nobody would read it to its end."""
+    if isinstance(number, int) and number.bit_length() > 160:
+        return f"a number of about {round(number.bit_length() * math.log10(2))} digits"
+    return str(number)
+
+
+def model_names() -> list[str]:
+    """The names of the configurations that ship with the package."""
+    folder = resources.files("batchloom.train") / "configs"
+    names = [file.name for file in folder.iterdir() if file.name.endswith(".json")]
+    return sorted(name.removesuffix(".json") for name in names)
+
+
+def named_config(name: str) -> dict[str, Any]:
+    """The plain values of a configuration that ships with the package.
+
+    Raises:
+        SettingsError: there is none of that name.
+    """
+    names = model_names()
+    if name not in names:
+        raise SettingsError(
+            [f"--model-name: {name!r} is none of {', '.join(names)}{nearest(name, names)}"]
+        )
+    return parse_object(
+        (resources.files("batchloom.train") / "configs" / f"{name}.json").read_bytes()
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The plain values of a configuration file, unchecked.
+
+    Raises:
+        InputMissingError: there is no such file.
+        SettingsError: it is not a JSON object.
+    """
+    if not path.exists():
+        raise InputMissingError(
+            f"{path}: no such file; --config-file takes a JSON file such as those that "
+            f"--model-name names ({', '.join(model_names())})"
+        )
+    try:
+        return read_object(path)
+    except ValueError as error:
+        problem = f"{path}: {error}; --config-file takes a JSON file as in configs/"
+        raise SettingsError([problem]) from error
+
+
+def finetuning(plain: dict[str, Any], longest: int | None) -> dict[str, Any]:
+    """A configuration's plain values over the defaults for a model that was trained before.
+
+    Args:
+        plain: as a configuration file holds it.
+        longest: the most tokens the model was built for; None for no bound.
+    """
+    seq_len = min(_FINETUNING_SEQ_LEN, longest or _FINETUNING_SEQ_LEN)
+    whole = {**_FINETUNING, "seq_len": seq_len, **plain}
+    optim = plain.get("optim", {})
+    if isinstance(optim, dict):
+        whole["optim"] = {**_FINETUNING_OPTIM, **optim}
+    return whole
+
+
+def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = "") -> TrainSettings:
+    """Settings from a configuration's plain values and what was asked for over them.
+
+    Args:
+        plain: as a configuration file holds it.
+        changes: fields of TrainSettings to set, where the value is not None; ``lr`` goes to
+            the optimizer's settings, ``init`` and ``attn_implementation`` to the model's,
+            those of ``OrderSettings`` to the order's.
+        path: named before every problem.
+
+    Raises:
+        SettingsError: unknown settings, missing ones, wrong types and impossible values.
+    """
+    given = {name: value for name, value in changes.items() if value is not None}
+    for group, names in _INNER.items():
+        inner = {name: given.pop(name) for name in names if name in given}
+        before = plain.get(group, {})
+        # What is no object stays, so that its problem is told with the others.
+        if inner and isinstance(before, dict):
+            given[group] = {**before, **inner}
+    return from_plain(TrainSettings, {**plain, **given}, path)
+
+
+def rank_share(settings: TrainSettings, world_size: int) -> int:
+    """Sequences of a step that a rank is given."""
+    return -(-settings.global_batch_size // world_size)
+
+
+def accumulation(settings: TrainSettings, world_size: int) -> int:
+    """Forward passes of one rank that make one step.
+
+    Raises:
+        SettingsError: the sizes do not divide; names sizes that do.
+    """
+    total, share = settings.global_batch_size, rank_share(settings, world_size)
+    rows = settings.batch_size or share
+    if settings.order.uneven == "pad":
+        return -(-share // rows)
+    if total % world_size:
+        below, above = total // world_size * world_size, -(-total // world_size) * world_size
+        fitting = " or ".join(str(n) for n in (below, above) if n)
+        problem = (
+            f"{total} sequences cannot be shared by {world_size} ranks; {fitting} can "
+            "(--global-batch-size), and any number can with --uneven pad"
+        )
+        raise SettingsError([f"global_batch_size: {problem}"])
+    if share % rows:
+        fitting = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)
+        problem = (
+            f"a rank's {share} sequences a step ({total} over {counted(world_size, 'rank')}) cannot be cut "
+            f"into passes of {rows}; --batch-size {fitting} can, and any number can with --uneven pad"
+        )
+        raise SettingsError([f"batch_size: {problem}"])
+    return share // rows
