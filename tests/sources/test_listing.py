@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import time
 from pathlib import PurePosixPath
 
@@ -146,6 +147,24 @@ def test_links_in_circles_end(corpus):
     assert "corpus/a/up/b.txt" in [source.name for source in listing.sources]
     assert "3 broken links" in listing.notes[0] or "2 broken links" in listing.notes[0]
     assert "folders linked twice" in listing.notes[0]
+
+
+@pytest.mark.parametrize("pattern", ["corpus/**/*.jsonl", "corpus/**", "corpus/**/a/**/*.jsonl"])
+def test_a_glob_enters_a_folder_once_however_links_lead_to_it(corpus, pattern):
+    before = names(pattern)
+    for name in ("self", "self2"):
+        os.symlink(".", corpus / name)
+        os.symlink("..", corpus / "a" / name)
+    listing = list_sources([pattern])
+    assert [source.name for source in listing.sources] == before
+    assert len(listing.notes) == 1
+    assert re.search(r"\d folders linked twice", listing.notes[0])
+
+
+def test_a_glob_enters_a_linked_folder_by_its_first_name(corpus):
+    os.symlink("a", corpus / "0")
+    listing = list_sources(["corpus/**/*.jsonl"])
+    assert [source.name for source in listing.sources] == ["corpus/0/z.jsonl"]
 
 
 def test_the_output_is_no_input(corpus):

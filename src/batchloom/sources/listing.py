@@ -4,7 +4,7 @@ import glob
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
@@ -330,10 +330,10 @@ class _Lister:
         return f"{there}; wanted are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also packed)."
 
     def _add_glob(self, pattern: str, label: str) -> None:
-        matches = sorted(glob.glob(pattern, recursive=True), key=lambda path: path.split("/"))  # noqa: PTH207
+        top = fixed_part(pattern)
+        matches = sorted(self._expand_glob(pattern, top), key=lambda path: path.split("/"))
         # Names under an absolute pattern begin where its first wildcard stands, as its label does.
         cut = len(os.path.normpath(pattern)) - len(label)
-        top = fixed_part(pattern)
         for path in matches:
             name = os.path.normpath(path)[cut:]
             found = self._stat(path)
@@ -349,6 +349,48 @@ class _Lister:
                 self._left["files of stores"] += 1
             else:
                 self._add_file(path, name, found)
+
+    def _expand_glob(self, pattern: str, top: str) -> set[str]:
+        """Return the paths that a glob matches; ``**`` enters each folder once, however links lead to it."""
+        parts = pattern.split("/")
+        if "**" not in parts:
+            return set(glob.glob(pattern))  # noqa: PTH207
+        at = parts.index("**")
+        root = "".join(f"{part}/" for part in parts[:at])
+        below = "/".join(parts[at + 1 :]) if at + 1 < len(parts) else "*"
+        roots = sorted(glob.glob(root)) if glob.has_magic(root) else [root]  # noqa: PTH207
+        return {
+            path
+            for folder in self._walk_folders(roots, top)
+            for path in self._expand_glob(glob.escape(folder) + below, top)
+        }
+
+    def _walk_folders(self, roots: Sequence[str], top: str) -> Iterator[str]:
+        """Yield folders and those below them, each once and with a slash at its end, without hidden ones."""
+        entered: set[tuple[int, int]] = set()
+        stack = list(reversed(roots))
+        while stack:
+            folder = stack.pop()
+            # A link is told by its name without the slash.
+            path = folder if folder == "/" else folder[:-1] or "."
+            status = self._stat(path)
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                continue
+            if link := self._link_out(top, path):
+                self._outside.add(link)
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if identity in entered:
+                self._left["folders linked twice"] += 1
+                continue
+            entered.add(identity)
+            yield folder
+            try:
+                with os.scandir(path) as scan:
+                    names = [one.name for one in scan if one.name[0] != "." and one.is_dir()]
+            except OSError as error:
+                raise InputError(f"Folder {path} cannot be read: {because(error)}.") from error
+            stack += [f"{folder}{name}/" for name in sorted(names, reverse=True)]
 
     def _add_folder(
         self, folder: str, name: str, found: os.stat_result, top: str | None = None
