@@ -1,5 +1,7 @@
 """``prepare --recipe`` and ``--print-recipe``."""
 
+import json
+
 import pytest
 
 from batchloom import SettingsError
@@ -131,3 +133,34 @@ def test_a_name_of_an_evaluation_set_cannot_write_to_the_terminal(folder, capsys
     )
     assert run(["prepare", "--recipe", "r.yaml", "--tokenizer", "bytes", "--out", "o"]) == 0
     assert "shares words with a\\nb\\x1b[31m  " in capsys.readouterr().out
+
+
+WRONG_RECIPES = {
+    "val_fraction: Expected `float | null`, got `str`": lambda r: r.update(val_fraction="x"),
+    "val_fraction: Number out of range": lambda r: r.update(val_fraction=10**400),
+    "inputs: Expected `array`, got `null`": lambda r: r.update(inputs=None),
+    "sources[0]: Expected `object`, got `array`": lambda r: r.update(sources=[[1]]),
+    "reading.clean: Expected `array`, got `str`": lambda r: r["reading"].update(clean="x"),
+    "reading.clean[0]: Expected `str | object`": lambda r: r["reading"].update(clean=[[1]]),
+    "reading.clean[0]: Expected `object` of length": lambda r: r["reading"].update(clean=[{}]),
+}
+
+
+@pytest.mark.parametrize("told", WRONG_RECIPES)
+def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(
+    told, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    jsonl("in.jsonl", [{"text": f"document {number}"} for number in range(30)])
+    job = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--clean", "control", "--out", "st"]
+    assert run(job) == 0
+    manifest = tmp_path / "st" / "dataset_metadata.json"
+    values = json.loads(manifest.read_text())
+    del values["checksum"]
+    WRONG_RECIPES[told](values["recipe"])
+    manifest.write_text(json.dumps(values))
+    for command in (["inspect", "st"], ["prepare", "--recipe", "st", "--out", "s3"], job):
+        capsys.readouterr()
+        assert run(command) == 1
+        message = capsys.readouterr().err
+        assert f"dataset_metadata.json is damaged: recipe.{told}" in message

@@ -82,7 +82,7 @@ MANIFEST_ATTACKS = {
     "bos_id": (lambda m: m["tokenizer"].update(bos_id=-1), "bos_id -1 is not of the vocabulary"),
     "override": (lambda m: m.update(subset_overrides={"0" * 32: "x"}), "subset 'x' is none of"),
     "overridden": (lambda m: m.update(subset_overrides={"x": "val"}), "matching regex|length"),
-    "recipe": (lambda m: m.update(recipe={"reading": 3}), "recipe.reading is int and not dict"),
+    "recipe": (lambda m: m.update(recipe={"reading": 3}), r"recipe.reading: Expected `object \| null`, got `int`"),
     "generation": (lambda m: m.update(generation=2**64), "Expected `int` <="),
     "huge number": (lambda m: shard(m).update(tokens=2**80), r"Expected `int` <= \d+ - at .*shards\[0\].tokens"),
 }  # fmt: skip

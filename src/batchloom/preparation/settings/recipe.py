@@ -230,7 +230,10 @@ def _told(name: str, old: Any, new: Any) -> str:
     """How one setting differs; of steps of cleaning their names, or the first that has other settings."""
     if name != "clean":
         return f"{shown(old)} -> {shown(new)}"
-    steps = [[next(iter(one.items())) for one in steps or ()] for steps in (old, new)]
+    steps = [
+        [(one, {}) if isinstance(one, str) else next(iter(one.items())) for one in steps or ()]
+        for steps in (old, new)
+    ]
     names = [",".join(step for step, _ in one) or "none" for one in steps]
     if names[0] != names[1] or steps[0] == steps[1]:
         # Where an import says nothing of cleaning there is none either.

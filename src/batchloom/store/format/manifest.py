@@ -52,6 +52,9 @@ from batchloom.tokens import Tokenizer
 _VALUE_LIMIT = 1 << 25
 _MOST_RECORDS = 1 << 50
 _RESTORE = "restore it from a copy, or prepare the data again"
+# Of a step of cleaning: its name, and its settings by name.
+_CleanStepShape = Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=1)]
+_Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 _CHECKSUM = re.compile(rb',\n "checksum": "([0-9a-f]{32})"\n}\n\Z')
 _CHECKSUM_BYTES = 64
 
@@ -206,6 +209,58 @@ class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     quarantined: Count
     dropped: dict[str, Count]
     further: Count = 0
+
+
+class _ReadingShape(msgspec.Struct):
+    """Types of the values of ``recipe.reading``; every one may be absent."""
+
+    text_field: str | None = None
+    mapping: dict[str, str] = {}
+    ignore: list[str] = []
+    split_on: str = ""
+    normalize: bool = True
+    clean: list[str | _CleanStepShape] = []
+    fim: float | dict[str, Any] | None = None
+    media: dict[str, Any] | None = None
+
+
+class _ChatShape(msgspec.Struct):
+    """Types of the values of ``recipe.chat``."""
+
+    template: str | None = None
+    train_on: str | None = None
+    max_tokens: _Int | None = None
+    overlong: str = ""
+    prove: bool = False
+
+
+class _SourceShape(msgspec.Struct):
+    """Types of the values of one of ``recipe.sources``."""
+
+    text_field: str | None = None
+    mapping: dict[str, str] = {}
+    ignore: list[str] = []
+    name: str | None = None
+    weight: float | None = None
+
+
+class _RecipeShape(msgspec.Struct):
+    """Types of the values of ``recipe``, of stores that were prepared, imported or made up."""
+
+    inputs: list[str] = []
+    sources: list[_SourceShape] | None = None
+    tokenizer: str | None = None
+    end_token: str | None = None
+    reading: _ReadingShape | None = None
+    tokens_per_shard: _Int | None = None
+    dtype: str | None = None
+    follow_links: bool = False
+    val_fraction: float | None = None
+    test_fraction: float | None = None
+    balance_subsets: bool = False
+    dedup: str | dict[str, Any] | None = None
+    max_bad: _Int | str | None = None
+    chat: _ChatShape | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -514,7 +569,7 @@ def _contradictions(manifest: Manifest) -> list[str]:
     for field, value in (("end_id", tokenizer.end_id), ("bos_id", tokenizer.bos_id)):
         if value is not None and not 0 <= value < tokenizer.vocab_size:
             problems.append(f"{field} {value} is not of the vocabulary")
-    problems += _mixed(manifest) + _recipe_faults(manifest.recipe)
+    problems += _mixed(manifest) + _recipe_faults(manifest)
     problems += history_faults(manifest.generation, manifest.history, len(manifest.sources))
     records = sum(part.records for source in manifest.sources for part in source.parts)
     if records > _MOST_RECORDS:
@@ -541,21 +596,17 @@ def _contradictions(manifest: Manifest) -> list[str]:
     return problems
 
 
-def _recipe_faults(recipe: dict[str, Any]) -> list[str]:
-    """List the groups of a recipe that are of another type than readers take them for."""
-    reading = recipe.get("reading")
-    groups = {
-        "reading": (reading, dict),
-        "reading.media": (reading.get("media") if isinstance(reading, dict) else None, dict),
-        "chat": (recipe.get("chat"), dict),
-        "inputs": (recipe.get("inputs"), list),
-        "sources": (recipe.get("sources"), list),
-    }
-    return [
-        f"recipe.{name} is {type(value).__name__} and not {kind.__name__}"
-        for name, (value, kind) in groups.items()
-        if not isinstance(value, kind | None)
-    ]
+def _recipe_faults(manifest: Manifest) -> list[str]:
+    """Return the first value of the wrong type in each recipe of a manifest, one phrase each."""
+    older = {f"history[{at}].recipe": one.recipe for at, one in enumerate(manifest.history)}
+    faults = []
+    for place, recipe in {"recipe": manifest.recipe, **older}.items():
+        try:
+            msgspec.convert(recipe, _RecipeShape)
+        except msgspec.ValidationError as error:
+            what, _, path = str(error).rpartition(" - at `$")
+            faults.append(f"{place}{path.rstrip('`')}: {what}")
+    return faults
 
 
 def _generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
