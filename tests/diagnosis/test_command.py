@@ -11,6 +11,7 @@ import pytest
 from batchloom.analysis.doctor import Piece, Preview, quote
 from batchloom.cli import preview_lines, run
 from batchloom.core.wording import visible
+from batchloom.testing import write_store
 from prepare.stores import jsonl
 
 EVIL = (
@@ -176,3 +177,12 @@ def test_standard_input_is_looked_at_too(tmp_path):
     plain = json.loads(done.stdout)
     assert (plain["inputs"], plain["documents"]) == (["-"], 4)
     assert plain["commands"] == ["batchloom prepare - --out store --tokenizer bytes"]
+
+
+def test_a_store_that_was_not_compared_with_its_checksums_is_not_just_sound(tmp_path, capsys):
+    path = str(write_store(tmp_path / "s", [[1, 2, 256]] * 20).path)
+    told = f"Bytes of {path} were not compared with their checksums; batchloom check"
+    assert run(["doctor", path]) == 0
+    assert told in capsys.readouterr().out
+    assert run(["doctor", path, "--full"]) == 0
+    assert "not compared" not in capsys.readouterr().out

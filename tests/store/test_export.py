@@ -278,3 +278,14 @@ def test_the_command(tmp_path, store, capsys):
     assert run([*command, str(tmp_path / "b")]) == 0
     assert "200 documents" in capsys.readouterr().out
     assert run([*command, str(tmp_path / "b")]) == 1
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_damage_is_told_and_nothing_is_written(tmp_path, store, to, capsys):
+    path = store.path / "train" / "shard_00002.bin"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    assert run(["export", str(store.path), "--to", to, "--out", str(tmp_path / "out")]) == 1
+    assert str(path) in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

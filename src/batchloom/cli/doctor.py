@@ -158,6 +158,12 @@ def _print(console: Console, found: Diagnosis) -> None:
         console.print(f"bad records: {found.bad_seen - len(found.bad):,} more", style="red")
     verdict = "sound" if found.sound else counted(len(found.faults), "fault")
     console.print(f"{'verdict:':{_LABEL}} {verdict}")
+    unread = [one.path for one in found.prepared if one.kind == "store" and not one.checked]
+    if found.sound and unread:
+        console.print(
+            f"{'':{_LABEL}} Bytes of {visible(unread[0])} were not compared with their checksums; batchloom check "
+            "does that, and doctor --full."
+        )
     for command in found.commands:
         console.print(f"{'next:':{_LABEL}} {command}")
 

@@ -63,7 +63,8 @@ def export_store(
 ) -> Exported:
     """Write one subset of a store (or a bare prefix) in a form that others read.
 
-    Streams in bounded memory. The folder appears as a whole or not at all.
+    Streams in bounded memory, and compares a store with its checksums on the way. The folder appears as a whole or
+    not at all.
 
     Args:
         path: a store's folder or a Megatron prefix.
@@ -83,7 +84,14 @@ def export_store(
         OutputError: ``out`` cannot be written.
     """
     raise_problems(_problems(to, merge))
-    store, place = open_store(path, split, generation=generation), Path(out)
+    # Without it a flipped bit would go into files that have no checksums. A bare prefix has none to compare with.
+    store = open_store(
+        path,
+        split,
+        generation=generation,
+        verify="first-read" if Path(path).is_dir() else None,
+    )
+    place = Path(out)
     if not store.on_disk:
         raise InputError(
             f"{store.path} is made up as it is read, and has no shards to export: write it first (batchloom prepare "

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.store.format import index_pieces, mask_pieces
+from batchloom.core.errors import StoreError
+from batchloom.store.format import CHECK, checksum, index_pieces, map_file, mask_pieces
 from batchloom.store.read import Store, Stretch, walk
 from batchloom.store.write import write_file, write_pieces, writing
 
@@ -24,18 +25,31 @@ def export_shards(store: Store, folder: Path, tick: Tick) -> list[str]:
 
     Raises:
         OutputError: nothing can be written.
+        StoreError: a shard has other bytes than its checksums say.
     """
     for number, stem in enumerate(store.stems):
         first, stop = store.removed.searchsorted(store.bounds[number : number + 2]).tolist()
         if first < stop:
             _write_shard(store, number, folder / stem.name, tick)
             continue
+        _verify_shard(store, number)
         for suffix in (".bin", ".idx", ".mask"):
             source = stem.with_name(stem.name + suffix)
             if suffix != ".mask" or source.is_file():
                 _link_or_copy(source.resolve(), folder / source.name)
         tick(store.bounds[number + 1] - store.bounds[number])
     return _lost(store)
+
+
+def _verify_shard(store: Store, number: int) -> None:
+    """Compare the files of a shard, which a link does not read, with their checksums; a bare prefix has none."""
+    if store.manifest is None:
+        return
+    entry = store.manifest.subsets[store.split].shards[number]
+    for suffix, stated in ((".bin", entry.bin), (".idx", entry.idx), (".mask", entry.mask)):
+        path = store.stems[number].with_name(entry.name + suffix)
+        if stated is not None and checksum(map_file(path)) != stated:
+            raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK}")
 
 
 def _write_shard(store: Store, number: int, stem: Path, tick: Tick) -> None:
