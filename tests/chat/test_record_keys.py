@@ -22,6 +22,7 @@ from batchloom.chat import (
     record_reader,
     unused_columns,
 )
+from batchloom.cli import run
 from batchloom.core.conversation import Conversation, Labelled, Pair
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
@@ -130,6 +131,7 @@ def test_an_unsupported_key_of_a_message_is_an_error(name):
         read(record)
     assert f"messages[1].{name} is not supported ({entry.library}: " in str(caught.value)
     assert read(record, ignore=[name]) == Conversation(TALK)
+    assert read(record, ignore=[f"messages[].{name}"]) == Conversation(TALK)
     as_text = {"messages": json.dumps(record["messages"])}
     assert read(as_text, ignore=[name]) == Conversation(TALK)
     with pytest.raises(UnusableRecordError, match=f"answer.{name} is not supported|{name}"):
@@ -271,6 +273,18 @@ def test_a_kto_tag_is_a_label(value):
         read({"messages": TALK, "label": True, "kto_tag": value})
 
 
+@pytest.mark.parametrize("value", ["maybe", True])
+@pytest.mark.parametrize("name", ["label", "kto_tag"])
+def test_a_mapping_leaves_out_labels_of_either_name(tmp_path, name, value):
+    rows = [{"prompt": f"q{n}", "completion": "a", name: value} for n in range(9)]
+    assert read(rows[0], {"label": ""}) == read({"prompt": "q0", "completion": "a"})
+    write_rows(tmp_path / "in.jsonl", rows)
+    path = str(tmp_path / "in.jsonl")
+    words = ["prepare", path, "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
+    assert run([*words, "--map", "label="]) == 0
+    assert not batchloom.open_store(tmp_path / "out").preferences
+
+
 def test_a_rejected_response_makes_a_pair():
     """ms-swift: ``rejected_response`` replaces the last answer of the conversation."""
     talk = [user("p"), assistant("x"), *TALK]
@@ -362,14 +376,17 @@ def test_unused_columns_are_announced_once(tmp_path):
         {"id": n, "messages": [user(f"q{n}", mood="x"), assistant("a")], "lang": "en", "score": 1}
         for n in range(20)
     ]
-    for name in ("one", "two", "three"):
+    for name in ("one", "three"):
         write_rows(tmp_path / f"{name}.jsonl", rows)
     notes = prepare(tmp_path / "one.jsonl").notes
     assert [note for note in notes if "nused" in note] == [
         "Unused columns: lang, score, messages[].mood"
     ]
-    notes = prepare(tmp_path / "two.jsonl", ignore="lang,score,mood").notes
-    assert not [note for note in notes if "nused" in note]
+    for number, ignore in enumerate(("lang,score,mood", "lang,score,messages[].mood")):
+        path = tmp_path / f"ignored{number}.jsonl"
+        write_rows(path, rows)
+        notes = prepare(path, ignore=ignore).notes
+        assert not [note for note in notes if "nused" in note]
     found = batchloom.doctor(tmp_path / "one.jsonl", tokenizer="bytes")
     assert found.sources[0].unused == ("lang", "score", "messages[].mood")
     found = batchloom.doctor(tmp_path / "one.jsonl", tokenizer="bytes", ignore=["score"])

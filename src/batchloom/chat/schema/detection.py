@@ -54,7 +54,14 @@ def detect_schema(
         records = [drop_keys(row, ignored) for row in records]
     mapping = as_found(mapping, (name for row in records for name in row))
     _refuse_absent(records, mapping)
-    schema = replace(_best(records, mapping, media=media), ignored=ignored)
+    left_out = frozenset(
+        name
+        for rule in FORMS
+        for role, names in rule.optional.items()
+        if mapping.get(role) == ""
+        for name in names
+    )
+    schema = replace(_best(records, mapping, media=media), ignored=ignored, left_out=left_out)
     check_first_records(records, schema)
     return schema
 

@@ -334,9 +334,10 @@ def describe_unsupported(place: str, entry: UnsupportedKey, names: Sequence[str]
 def unsupported_columns(schema: Schema) -> dict[str, UnsupportedKey]:
     """Return the columns that records of a schema must not hold.
 
-    A mapping that names the form of the records has decided about columns that would make another form.
+    A mapping that names the form of the records has decided about columns that would make another form, and one that
+    leaves out a role about its columns.
     """
-    used = heads(name for names in schema.columns.values() for name in names)
+    used = heads(name for names in schema.columns.values() for name in names) | schema.left_out
     return {
         name: entry
         for name, entry in COLUMNS[schema.kind].unsupported.items()
@@ -411,6 +412,7 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
     Chat templates are given them all: who knows the template leaves out those that it reads.
     """
     known = MESSAGE_KEYS.used | MESSAGE_KEYS.metadata | MESSAGE_KEYS.unsupported.keys()
+    ignored = _message_keys(schema.ignored)
     columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
     unused = dict.fromkeys(
         key
@@ -418,11 +420,13 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
         for column in columns
         for message in messages_in(value_at(row, column))
         for key, value in message.items()
-        if key not in known and key not in schema.ignored and says_something(value)
+        if key not in known and key not in ignored and says_something(value)
     )
     return tuple(unused)
 
 
+# Notes write it before a key of messages.
+MESSAGES_PREFIX = "messages[]."
 TURN_ROLES = ("messages", "prompt", "completion", "response", "chosen", "rejected")
 
 
@@ -446,10 +450,11 @@ def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) ->
 
     Args:
         row: the record, which stays as it is.
-        ignored: names of columns and of keys of messages and their parts.
+        ignored: names of columns and of keys of messages and their parts; ``messages[].key`` is of messages alone.
         columns: the columns that may hold messages.
     """
     kept = {name: value for name, value in row.items() if name not in ignored}
+    ignored = _message_keys(ignored)
     for column in columns:
         value = value_at(kept, column)
         messages = messages_in(value)
@@ -464,6 +469,11 @@ def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) ->
                 _remove_keys(one, ignored) if isinstance(one, dict) else one for one in turns
             ]
     return kept
+
+
+def _message_keys(ignored: frozenset[str]) -> frozenset[str]:
+    """Return the message keys that ignored names stand for, also as notes write them: ``messages[].key``."""
+    return frozenset(name.removeprefix(MESSAGES_PREFIX) for name in ignored)
 
 
 def _levels(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

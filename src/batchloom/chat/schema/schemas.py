@@ -125,6 +125,7 @@ class Schema:
             first records have none of that role: one that has such a column is refused.
         mapped: whether a mapping names a role that the form must have, and so decides the form.
         ignored: columns and message keys that are left out of records before they are read.
+        left_out: columns of the roles that a mapping leaves out (``label=``).
     """
 
     form: Form
@@ -133,6 +134,7 @@ class Schema:
     late: dict[str, tuple[str, ...]] = field(default_factory=dict)
     mapped: bool = False
     ignored: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
 
     @property
     def kind(self) -> Kind:
