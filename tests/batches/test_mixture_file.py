@@ -180,7 +180,7 @@ def test_what_a_mixture_refuses_is_named_with_the_file(stores, tmp_path, text, w
         ("=1,stores/web=1,", SettingsError, "'=1' is no PATH=WEIGHT"),
         ("stores/web=1,other/web=1", SettingsError, "both called 'web'; name them in a YAML file"),
         ("stores/web=-1", SettingsError, "weights.web: -1.0 is neither 0 nor a number from"),
-        ("m.yaml", InputMissingError, "YAML file not found: m.yaml"),
+        ("m.yaml", InputMissingError, "There is no file or folder m.yaml"),
         (
             "stores/web,stores/code",
             SettingsError,

@@ -172,7 +172,7 @@ def test_a_run_on_a_stream_says_that_it_cannot_be_asked(here, capsys):
             "There is no document 30 in data: there are 30",
         ),
         (["when", "s", *SIZES, "--record", "1", "--source", "givn"], "did you mean 'given'"),
-        (["explain", "s", "--step", "0", "--checkpoint", "no"], "no does not exist"),
+        (["explain", "s", "--step", "0", "--checkpoint", "no"], "There is no file or folder no: "),
         (["explain", "s", *SIZES, "--step", "0", "--checkpoint", "no"], "the checkpoint says so"),
     ],
 )

@@ -42,7 +42,7 @@ def test_log_has_a_line_a_generation(store, tmp_path, capsys):
 
 def test_remove_and_compact(store, tmp_path, capsys):
     assert run(["remove", store]) == 2
-    assert "sources: missing" in capsys.readouterr().err
+    assert "sources: missing; name sources (--source NAME)" in capsys.readouterr().err
     assert run(["remove", store, "--source", "more/b.jsonl", "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "5             130 tokens  more/b.jsonl" in told

@@ -199,7 +199,7 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
         (["--runs", "a", "--tolerance", "nan"], "--tolerance: nan is no number above 0"),
         (["--runs", "a", "--tolerance", "inf"], "--tolerance: inf is no number above 0"),
         (["--runs", "a", "--tolerance", "-1"], "--tolerance: -1.0 is no number above 0"),
-        (["STORE", "other"], "store: one is compared on, and 2 are given"),
+        (["STORE", "STORE"], "store: one is compared on, and 2 are given"),
         (["STORE", "--by", "tokens"], "--by: is of --runs"),
         (["--runs"], "runs: missing; give the logs"),
         (["--runs", "a", "--by", "hours"], "--by: 'hours' is neither step nor tokens"),

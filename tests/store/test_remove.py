@@ -172,7 +172,7 @@ def test_what_is_asked_for_must_be_there(store, tmp_path):
         remove_documents(store, sources=["givne"])
     with pytest.raises(InputError, match="no source of the store is called ''"):
         remove_documents(store, sources=[""])
-    with pytest.raises(InputMissingError, match="does not exist"):
+    with pytest.raises(InputMissingError, match="There is no file or folder .*nothing"):
         remove_documents(store, documents_file=tmp_path / "nothing")
     with pytest.raises(SettingsError, match="sources: missing"):
         remove_documents(store)

@@ -187,7 +187,7 @@ def test_an_unfinished_preparation_goes_on(home, capsys):
             ["--input-file", "s", "--dataset-config", "d"],
             "--input-file and --dataset-config exclude each other",
         ),
-        (["--dataset-config", "nowhere.yaml"], "YAML file not found: nowhere.yaml"),
+        (["--dataset-config", "nowhere.yaml"], "There is no file or folder nowhere.yaml"),
         (
             ["--input-file", "{home}/sft.yaml"],
             "is a manifest by its name; give it as --dataset-config",

@@ -9,8 +9,11 @@ from rich.table import Table
 
 from batchloom.analysis.compare import beside, read_run, require_packages
 from batchloom.cli.terminal import plain_console
-from batchloom.core.errors import SettingsError
+from batchloom.core.addresses import is_url
+from batchloom.core.errors import InputMissingError, SettingsError
+from batchloom.core.files import describe_missing
 from batchloom.core.settings import is_amount, raise_problems
+from batchloom.core.synthetic_data import parse_synthetic
 from batchloom.core.wording import visible
 
 if TYPE_CHECKING:
@@ -106,7 +109,15 @@ def compare(
 
 def _frameworks(places: list[str], given: dict[str, Any], by: str | None, out: Path) -> "Found":
     if len(places) > 1:
-        raise SettingsError([f"store: one is compared on, and {len(places)} are given"])
+        for place in places:
+            if not (is_url(place) or parse_synthetic(place) or _is_path(place)):
+                remedy = "name a store, or with --runs the logs or the folders of runs"
+                raise InputMissingError(describe_missing(place, remedy))
+        raise SettingsError(
+            [
+                f"store: one is compared on, and {len(places)} are given; --runs compares finished runs"
+            ]
+        )
     if by is not None:
         raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
     require_packages()
@@ -115,6 +126,11 @@ def _frameworks(places: list[str], given: dict[str, Any], by: str | None, out: P
     spec = comparing.CompareSpec(store=places[0] if places else None, **given)
     console = plain_console(stderr=True)
     return comparing.compare(spec, lambda line: console.print(visible(line)), out)
+
+
+def _is_path(place: str) -> bool:
+    """Return whether there is a file, a folder or a Megatron prefix of this name."""
+    return Path(place).exists() or Path(f"{place}.idx").exists()
 
 
 def _runs(places: list[str], given: dict[str, Any], by: str | None) -> "Found":

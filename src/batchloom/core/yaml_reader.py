@@ -14,7 +14,7 @@ from yaml.nodes import ScalarNode
 from yaml.resolver import Resolver
 
 from batchloom.core.errors import InputError, InputMissingError, RecordError
-from batchloom.core.files import because, nearest_path, open_regular
+from batchloom.core.files import because, describe_missing, open_regular
 from batchloom.core.settings import shown
 
 # A hundred thousand data sets are some ten million bytes.
@@ -52,7 +52,8 @@ def read_yaml(path: Path, remedy: str = _LIST) -> Any:
         with open_regular(path) as file:
             data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
-        raise InputMissingError(f"YAML file not found: {path}{nearest_path(str(path))}") from None
+        remedy = "name a YAML file that exists"
+        raise InputMissingError(describe_missing(str(path), remedy)) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {because(error)}.") from error
     return parse_yaml(data, str(path), remedy)

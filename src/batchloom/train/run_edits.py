@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from batchloom import Edit, Mixture, open_store
-from batchloom.core.errors import OutputError, PlanError, StateError, StoreConflictError, TrainError
+from batchloom.core.errors import (
+    InputMissingError,
+    OutputError,
+    PlanError,
+    StateError,
+    StoreConflictError,
+    TrainError,
+)
+from batchloom.core.files import describe_missing
 from batchloom.core.wording import counted
 from batchloom.train.checkpoint import check_journal, read_state, step_of, write_state
 from batchloom.train.data import mixture_begun_on, mixture_lines
@@ -64,14 +72,20 @@ def edit_run(
         say: is told that the run trains.
 
     Raises:
-        TrainError: there is no run; or one that trains gave no answer, and still has the request.
+        InputMissingError: there is no such folder.
+        TrainError: it holds no run; or one that trains gave no answer, and still has the request.
         StateError: the run has no checkpoint, or is of other data; names each field that differs.
         PlanError: the step was done already, lies before an earlier edit, or the edit cannot be.
         SettingsError: what the edit says is wrong; every problem.
         OutputError: the checkpoint cannot be written.
     """
+    remedy = "name the folder of a run, or of one of its checkpoints"
+    if not place.exists():
+        raise InputMissingError(describe_missing(str(place), remedy))
     alone = is_checkpoint(place)
     folder = RunFolder(place.resolve().parent.parent if alone else place)
+    if not folder.begun:
+        raise TrainError(f"{place} holds no run: {remedy}.")
     folder.read()
     if dry_run:
         if folder.is_held():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import InputMissingError, PlanError, SettingsError, StateError
-from batchloom.core.files import because, nearest_path, read_regular
+from batchloom.core.files import because, describe_missing, read_regular
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import from_plain
 from batchloom.plan import Mixture, Plan, PlanSpec, SourceSpec, Stage, with_journal
@@ -85,7 +85,8 @@ def _state_file(path: Path) -> Path:
         raise InputMissingError(
             f"{path} is neither a run's folder (with {_RUN}) nor a checkpoint's (with {_STATE})."
         )
-    raise InputMissingError(f"{path} does not exist{nearest_path(str(path))}")
+    remedy = "name a checkpoint, or the folder of a run"
+    raise InputMissingError(describe_missing(str(path), remedy))
 
 
 def _object(file: Path) -> dict[str, Any]:

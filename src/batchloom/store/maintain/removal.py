@@ -91,11 +91,12 @@ def remove_documents(
         InputError: names that fit nothing, lines of no known form.
         OutputError: the store cannot be written.
     """
-    if not sources and documents_file is None:
-        raise SettingsError(["sources: missing; name sources, or give documents_file"])
     refuse_url(path, "The store")
     folder = store_folder(path)
     base = read_manifest(folder)
+    if not sources and documents_file is None:
+        problem = "sources: missing; name sources (--source NAME), or a list of documents (--documents-file FILE)"
+        raise SettingsError([problem])
     with nullcontext() if dry_run else changing(folder):
         base = read_manifest(folder)
         named = Named()

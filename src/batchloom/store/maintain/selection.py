@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import because, nearest_path, read_regular
+from batchloom.core.files import because, describe_missing, read_regular
 from batchloom.core.settings import nearest, shown
 from batchloom.store.format import SUBSETS, Manifest, Origins
 
@@ -83,7 +83,8 @@ def name_documents(named: Named, path: Path, manifest: Manifest) -> None:
     try:
         text = read_regular(path).decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise InputMissingError(f"{path} does not exist{nearest_path(str(path))}") from error
+        remedy = "name a file that lists documents"
+        raise InputMissingError(describe_missing(str(path), remedy)) from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is no UTF-8 text: {error.reason} at byte {error.start}."
