@@ -179,6 +179,50 @@ def test_standard_input_is_looked_at_too(tmp_path):
     assert plain["commands"] == ["batchloom prepare - --out store --tokenizer bytes"]
 
 
+OTHER_FORMATS = {
+    b"PAR1\x15\x04\x15\x8c\0": "the file begins as Parquet does, not as text; rename it to end in .parquet",
+    b"ARROW1\0\0\xff\xff": "begins as Arrow does, not as text; rename it to end in .arrow",
+    b"\x89PNG\r\n\x1a\n\0": "begins as PNG does",
+    b"\xff\xd8\xff\xe0\0": "begins as JPEG does",
+    b"%PDF-1.4\n%\xe2\xe3\n": "begins as PDF does, not as text; extract its text first",
+    b"PK\x03\x04\x14\0\xff": "begins as zip does",
+}
+
+
+@pytest.mark.parametrize("start", OTHER_FORMATS)
+@pytest.mark.parametrize("ending", ["txt", "jsonl", "json", "csv"])
+def test_a_file_of_another_format_is_told_as_that(tmp_path, start, ending, capsys):
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(start * 9)
+    assert run(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
+    told = capsys.readouterr().err
+    assert OTHER_FORMATS[start] in told
+    # Later lines of JSONL have faults of their own.
+    assert ending == "jsonl" or "iconv" not in told
+
+
+@pytest.mark.parametrize(
+    ("ending", "data", "remedy"),
+    [
+        ("gz", b'{"text": "a"}\n', "is not compressed, else fetch it anew."),
+        ("zst", b'{"text": "a"}\n', "is not compressed, else fetch it anew."),
+        (
+            "gz",
+            b"\x28\xb5\x2f\xfd\0\0\0\0\0",
+            "is not compressed, else give it the ending of zstd.",
+        ),
+    ],
+)
+def test_a_packed_name_of_other_content_is_told(tmp_path, ending, data, remedy, capsys):
+    path = tmp_path / f"a.jsonl.{ending}"
+    path.write_bytes(data)
+    assert run(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
+    told = capsys.readouterr().err
+    assert "a.jsonl." + ending + " does not begin as " in told
+    assert "rename it to a.jsonl if it" in told
+    assert remedy in told
+
+
 def test_a_store_that_was_not_compared_with_its_checksums_is_not_just_sound(tmp_path, capsys):
     path = str(write_store(tmp_path / "s", [[1, 2, 256]] * 20).path)
     told = f"Bytes of {path} were not compared with their checksums; batchloom check"

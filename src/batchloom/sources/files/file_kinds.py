@@ -31,6 +31,21 @@ _PACKED: dict[bytes, Compression] = {
 _PACKED_MARKS = tuple(_PACKED)
 _TABLES: dict[bytes, Kind] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 _FEATHER_1 = b"FEA1"
+# What files of other formats begin with that are named as text: the format, and what to do. No text begins so.
+_NO_TEXT = {
+    b"PAR1\x15": ("Parquet", "rename it to end in .parquet"),
+    b"ARROW1\0\0": ("Arrow", "rename it to end in .arrow"),
+    b"\x1f\x8b\x08": ("gzip", "rename it to end in .gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "rename it to end in .zst"),
+    b"\xfd7zXZ\0": ("xz", "rename it to end in .xz"),
+    b"PK\x03\x04": (
+        "zip",
+        "rename it to end in .zip, or export text from the program that made it",
+    ),
+    b"%PDF-": ("PDF", "extract its text first"),
+    b"\x89PNG\r": ("PNG", "give records that name the image"),
+    b"\xff\xd8\xff": ("JPEG", "give records that name the image"),
+}
 COLUMNAR: tuple[Kind, ...] = ("parquet", "arrow")
 # What these hold is looked at even where their names say it.
 _LOOKED_AT: tuple[Kind, ...] = ("jsonl", "json", *COLUMNAR)
@@ -163,6 +178,12 @@ def archive_by_name(name: str) -> tuple[ArchiveKind, Compression | None] | None:
 def must_look(named: Verdict | None) -> bool:
     """Whether what a file holds decides, whatever its name says."""
     return named is None or named.kind in _LOOKED_AT
+
+
+def describe_other_format(start: bytes) -> str | None:
+    """Return why a file that begins with these bytes is no text, and what to do; None where it may be text."""
+    found = next((one for magic, one in _NO_TEXT.items() if start.startswith(magic)), None)
+    return None if found is None else f"the file begins as {found[0]} does, not as text; {found[1]}"
 
 
 def compression_by_content(start: bytes) -> Compression | None:

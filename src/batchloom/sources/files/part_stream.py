@@ -11,11 +11,13 @@ from batchloom.core.files import because
 from batchloom.remote import remote_status
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO, open_member
 from batchloom.sources.files.decompression import Broken, Unpacker, unpacker
+from batchloom.sources.files.file_kinds import compression_by_content
 from batchloom.sources.files.file_opening import open_place
 from batchloom.sources.files.source_rules import Source
 
 # Of files elsewhere a smaller one comes at once, so a look at its end is enough: it costs a request.
 _LOOKED_AT_TWICE = 8 << 20
+_MAGIC_BYTES = 8
 
 
 @final
@@ -125,6 +127,16 @@ class PartStream:
 
     def _fault(self, what: str) -> InputError:
         packing = self.source.compression or "archived"
+        if not self.position and self.source.member is None and self._file.seekable():
+            self._file.seek(0)
+            found = compression_by_content(self._file.read(_MAGIC_BYTES))
+            if found != self.source.compression:
+                name = self.source.name
+                remedy = f"give it the ending of {found}" if found else "fetch it anew"
+                return InputError(
+                    f"{name} does not begin as {packing} does: rename it to {name.rpartition('.')[0]} if it is not "
+                    f"compressed, else {remedy}."
+                )
         return InputError(
             f"{self.source.name} {what}: its {packing} data ends or fails at byte {self._file.tell():,} of "
             f"{self.source.size:,}; fetch or compress the file anew, or leave it out."

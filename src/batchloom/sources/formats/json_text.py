@@ -19,7 +19,7 @@ OPENING, QUOTE = b"{[", b'"'
 
 
 def refuse_wide(name: str, start: bytes) -> None:
-    """Refuse text that is UTF-16 or UTF-32.
+    """Refuse text that is UTF-16 or UTF-32, and what is of another format.
 
     Raises:
         InputError: it is.

@@ -12,6 +12,7 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import INVALID_JSON
 from batchloom.core.settings import nearest, shown
 from batchloom.core.wording import kind_of
+from batchloom.sources.files import describe_other_format
 
 SNIPPET_BYTES = 160
 _BEFORE, _BEHIND = 24, 32
@@ -97,7 +98,9 @@ def no_text(record: int, offset: int, data: bytes, at: int) -> BadRecord:
 
 
 def wide(start: bytes) -> str | None:
-    """Why a file that begins with ``start`` cannot be read, where it is UTF-16 or UTF-32."""
+    """Why a file that begins with ``start`` cannot be read, where it is UTF-16, UTF-32 or of another format."""
+    if told := describe_other_format(start):
+        return told
     for mark, name in _MARKS.items():
         if start.startswith(mark):
             spelled = mark.hex(" ").upper()
