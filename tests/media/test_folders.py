@@ -130,7 +130,7 @@ def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
         ([], "Line one."),
         ([], "Line two."),
     ]
-    assert any("1 images and sounds without a text of their name" in note for note in notes)
+    assert any("1 image or sound without a text of its name" in note for note in notes)
     assert any("texts beside media of the same name" in note for note in notes)
     folders = {StoreMedia(store).folder_of(n) for n in range(4)}
     assert folders == {str(folder), str(folder / "more")}

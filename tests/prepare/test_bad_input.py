@@ -274,7 +274,7 @@ def test_settings_are_judged_all_at_once():
     ]
     assert "did you mean 'line'?" in str(error.value)
     assert "did you mean 'uint16'?" in str(error.value)
-    assert "leaves nothing for train" in str(error.value)
+    assert "val and test together take" in str(error.value)
     with pytest.raises(SettingsError, match=r"val_fraction: 1 is not in \[0, 1\)"):
         Recipe(inputs=("a",), val_fraction=1)
 

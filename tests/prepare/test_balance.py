@@ -286,3 +286,14 @@ def test_every_wanted_subset_gets_a_document_where_there_are_enough(places, shar
     filled = {moved.get(one.hash, name) for name in groups for one in groups[name]}
     assert len(filled) == min(len(places), 1 + sum(share > 0 for share in shares))
     assert "train" in filled
+
+
+def test_a_note_proposes_to_cut_texts_only_where_files_are_texts(capsys):
+    jsonl("in.jsonl", texts([20_000, 300, 30_000]))
+    note = share_note(make("in.jsonl", "s", val_fraction=0.05))
+    assert "Add data" in note
+    assert "--split-on" not in note
+    assert run(["inspect", "s"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "instead of 5 % (--val-fraction)" in printed
+    assert "--split-on" not in printed

@@ -422,3 +422,12 @@ def test_tool_calls_need_no_template(tmp_path, column, turns, tools):
         assert trained_text(store, 40 + number) == answer
         assert f"Tool:\n[{2 * number}]\n\n" in store[number].text
         assert store[number].text.startswith('Tools:\n{"name": "add"}\n\n') is bool(tools)
+
+
+def test_flags_that_leave_nothing_to_train_are_named(tmp_path):
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "loss": False}]
+    jsonl(tmp_path / "in.jsonl", [{"messages": turns}] * 6)
+    with pytest.raises(
+        InputError, match=r'6 nothing to train.* "loss" or "train" flags of messages'
+    ):
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "o", tokenizer="bytes")

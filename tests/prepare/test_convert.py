@@ -264,7 +264,7 @@ def test_the_command_writes_files_and_standard_output(tmp_path, capsysbinary):
     out, told = capsysbinary.readouterr()
     assert out == b'{"a":1}\n{"a":"x"}\n'
     assert b"Left out: Invalid JSON on line 3" in told
-    assert b"standard output: 2 rows; 1 bad records left out." in told
+    assert b"standard output: 2 rows; 1 bad record left out." in told
     target = str(tmp_path / "b.parquet")
     assert run(["convert", str(path), "--out", target]) == 1
     assert b"line 2: column 'a' holds whole numbers and text" in capsysbinary.readouterr().err

@@ -65,7 +65,7 @@ def test_a_folder_is_read_in_the_order_of_its_paths(corpus):
     ]
     (note,) = listing.notes
     assert note == (
-        "Left out of corpus: 2 .docx, 1 __pycache__, 1 binary .png, 1 empty, 2 hidden, 1 stores. A processor "
+        "Left out of corpus: 2 .docx, 1 __pycache__, 1 binary .png, 1 empty, 2 hidden, 1 store. A processor "
         "reads images and audio (--processor FOLDER)."
     )
 
@@ -146,7 +146,7 @@ def test_links_in_circles_end(corpus):
     listing = list_sources(["corpus/a"], asked=[Asked(follow_links=True)])
     assert "corpus/a/up/b.txt" in [source.name for source in listing.sources]
     assert "3 broken links" in listing.notes[0] or "2 broken links" in listing.notes[0]
-    assert "folders linked twice" in listing.notes[0]
+    assert "1 folder linked twice" in listing.notes[0]
 
 
 @pytest.mark.parametrize("pattern", ["corpus/**/*.jsonl", "corpus/**", "corpus/**/a/**/*.jsonl"])

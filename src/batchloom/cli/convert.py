@@ -9,6 +9,7 @@ import typer
 from batchloom.chat import parse_mapping
 from batchloom.cli.prepare import Display, marker
 from batchloom.cli.terminal import plain_console
+from batchloom.core.wording import counted
 from batchloom.preparation import convert as convert_rows
 from batchloom.preparation.conversion import Converted
 
@@ -85,6 +86,6 @@ def convert(
 
 def _summary(done: Converted) -> str:
     size = f", {done.bytes / 1e6:,.1f} MB" if done.path else ""
-    bad = f"; {done.quarantined:,} bad records left out" if done.quarantined else ""
+    bad = f"; {counted(done.quarantined, 'bad record')} left out" if done.quarantined else ""
     where = f" (see {done.quarantine})" if done.quarantine else ""
-    return f"{done.path or 'standard output'}: {done.rows:,} rows{size}{bad}{where}."
+    return f"{done.path or 'standard output'}: {counted(done.rows, 'row')}{size}{bad}{where}."

@@ -105,6 +105,7 @@ def _print_shares(console: Console, path: str, generation: int | None) -> None:
         sum(subset.kept[0] for subset in subsets),
         balance=bool(recipe.get("balance_subsets")),
         texts="reading" in recipe,
+        splits=any(source.kind in ("text", "code") for source in manifest.sources),
     )
     for note in notes:
         console.print(note)

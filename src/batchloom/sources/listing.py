@@ -77,6 +77,17 @@ _CALLED = {
     "parquet": "Parquet",
     "arrow": "Arrow",
 }
+# What the notes call one of the files and folders that are left out.
+_SINGULAR = {
+    "broken links": "broken link",
+    "files of stores": "file of a store",
+    "folders linked twice": "folder linked twice",
+    "images and sounds without a text of their name": "image or sound without a text of its name",
+    "links and special files": "link or special file",
+    "special files": "special file",
+    "stores": "store",
+    "tables packed in an archive": "table packed in an archive",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +287,7 @@ class _Lister:
         if self._outside:
             self.notes.append(printable(self._links_note(label)))
         if self._left:
-            counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
+            counts = _describe_counts(self._left)
             # Of archives media are read in tars alone.
             media = not archive_by_name(label) and any(
                 medium_by_name(what.removeprefix("binary ")) for what in self._left
@@ -309,7 +320,7 @@ class _Lister:
     def _nothing_in(self, place: str, given: str) -> str:
         if self._outside:
             return f"{given} holds no usable file. {self._links_note(given)}"
-        counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self._left.items()))
+        counts = _describe_counts(self._left)
         if is_url(place) and set(self._left) == {"files of stores"}:
             return (
                 f"{given} holds nothing but {counts}, and a store is opened on this machine alone; copy it "
@@ -654,6 +665,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _describe_counts(left: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{count:,} {_SINGULAR.get(what, what) if count == 1 else what}"
+        for what, count in sorted(left.items())
+    )
 
 
 def not_found(given: str) -> str:

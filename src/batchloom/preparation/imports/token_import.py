@@ -327,7 +327,8 @@ class _Import:
         tokens = sum(entry.tokens for entry in subsets.values())
         by_subset = {name: entry.tokens for name, entry in subsets.items()}
         shares = {"val": self._spec.val_fraction}
-        for text in share_notes(shares, by_subset, documents, balance=False, texts=False):
+        notes = share_notes(shares, by_subset, documents, balance=False, texts=False, splits=False)
+        for text in notes:
             self._note(text)
         plain = import_plain(self._spec)
         manifest = Manifest(

@@ -296,6 +296,7 @@ class Making:
                 documents,
                 balance=recipe.balance_subsets,
                 texts=texts,
+                splits=any(one.kind in ("text", "code") for one in self._listing.sources),
             ),
             *_long_notes(units, kept, self._readings.rules, recipe.tokens_per_shard),
         ):
@@ -515,5 +516,7 @@ def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
     if tally.first:
         return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
     if left_out:
-        return f"{said} Leave fewer out (--clean, --max-tokens, --overlong, --train-on), or name other inputs."
+        flags = any(rule.startswith("nothing to train") for rule in left_out)
+        more = ', "loss" or "train" flags of messages' if flags else ""
+        return f"{said} Leave fewer out (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
     return f"{said} Name other inputs."

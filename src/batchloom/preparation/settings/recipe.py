@@ -354,6 +354,6 @@ def _fraction_problems(recipe: Recipe) -> list[str]:
     if not problems and recipe.val_fraction + recipe.test_fraction >= 1:
         together = recipe.val_fraction + recipe.test_fraction
         problems.append(
-            f"val_fraction: with test_fraction it makes {together:g}, which leaves nothing for train"
+            f"val_fraction: val and test together take {together:g} of the documents, which leaves nothing for train"
         )
     return problems

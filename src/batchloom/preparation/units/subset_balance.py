@@ -236,6 +236,7 @@ def share_notes(
     *,
     balance: bool = True,
     texts: bool = True,
+    splits: bool = True,
 ) -> list[str]:
     """Return a sentence for each subset that misses its share of the tokens.
 
@@ -244,7 +245,8 @@ def share_notes(
         tokens: of each subset.
         documents: number of documents of all subsets.
         balance: whether single documents may move; else their hashes alone choose.
-        texts: whether documents were made of texts, which can be cut.
+        texts: whether documents were made of texts.
+        splits: whether plain-text files are among the inputs, which can be cut into more documents.
     """
     total = sum(tokens.values())
     reason = (
@@ -253,7 +255,7 @@ def share_notes(
     remedies = [
         "Add data",
         *(["leave --no-balance-subsets out"] if texts and not balance else []),
-        *(["cut texts into smaller documents (--split-on paragraph)"] if texts else []),
+        *(["cut texts into smaller documents (--split-on paragraph)"] if splits else []),
     ]
     return [
         f"The {name} subset has {_percent(tokens[name] / total)} of the tokens instead of {_percent(share)} "
