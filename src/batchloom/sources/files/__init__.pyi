@@ -30,8 +30,8 @@ from .file_kinds import (
     Kind as Kind,
     Verdict as Verdict,
     archive_by_name as archive_by_name,
-    ending_of as ending_of,
     describe_other_format as describe_other_format,
+    ending_of as ending_of,
     kind_by_name as kind_by_name,
     must_look as must_look,
 )
