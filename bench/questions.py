@@ -88,14 +88,14 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
     dropped(path)
     begin, cpu = time.perf_counter(), time.process_time()
     # As the process that counts beside a run does.
-    plan.store.lengths.read_through()
-    plan.count_all()
+    plan.orders.store.lengths.read_through()
+    plan.orders.count_all()
     print(
-        f"table of {plan.pools.count:,} pools: {time.perf_counter() - begin:.1f} s, {time.process_time() - cpu:.1f} s of "
+        f"table of {plan.orders.pools.count:,} pools: {time.perf_counter() - begin:.1f} s, {time.process_time() - cpu:.1f} s of "
         "one core",
         flush=True,
     )
-    counts = plan.order(0).count_all()
+    counts = plan.orders.order(0).count_all()
     state = plan.state(plan.positions_of(plan.steps // 3)[0])
     steps = plan.steps
     del plan
@@ -104,7 +104,7 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
     def fresh() -> Plan:
         dropped(path)
         new = Plan(OnDisk(path, tokens), spec)
-        new.order(0).adopt(counts)
+        new.orders.order(0).adopt(counts)
         return new
 
     questions: dict[str, Callable[[Plan, int], object]] = {
@@ -128,8 +128,8 @@ def ask(path: Path, tokens: int, spec: PlanSpec) -> None:
             place = n * 48271 % steps
             # The same pages, and nothing the plan has kept.
             question(plan, place)
-            again = Plan(plan.store, spec)
-            again.order(0).adopt(counts)
+            again = Plan(plan.orders.store, spec)
+            again.orders.order(0).adopt(counts)
             warm.append(timed(partial(question, again, place)))
         del plan, again
         told(name, cold, warm)

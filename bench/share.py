@@ -51,7 +51,7 @@ def dealing(seq_len: int, ranks: int, rows: int, documents: np.ndarray) -> str:
 def filled(align: int, documents: np.ndarray) -> str:
     """How full sequences of 8,192 tokens are with aligned documents."""
     plan = Plan(source(documents), PlanSpec(seq_len=8192, global_batch_size=1, align=align))
-    rows = plan.rows(0, plan.sequences_per_epoch)
+    rows = plan.rows(0, plan.orders.sequences_per_epoch)
     return f"align {align:3} 8192: filled {rows.lengths.sum() / (len(rows) * 8192):.3%}"
 
 

@@ -169,7 +169,7 @@ def plan_of(size: Size, kind: type[Drawn] | type[Even], edits: list[Edit] | None
 def adopt(plan: Plan, era: int) -> None:
     """The table of sources whose pools all pack alike."""
     for number in range(len(plan.names)):
-        order = plan.order(number, era)
+        order = plan.orders.order(number, era)
         if not order.counted:
             one = order.pools.count_sequences(0)
             order.adopt(np.full(order.pools.count, one))
@@ -218,7 +218,7 @@ def near(size: Size, clock: Clock) -> None:
     clock.tell("a state, where one rank has read on alone", lambda: made.state(position))
     state = clock.tell("a state again", lambda: json.dumps(made.state(position)))
     print(f"  {'a state is':66} {len(str(state)) / 1024:9.0f} KiB")
-    fresh = Plan(made.data, made.spec)
+    fresh = Plan(made.orders.data, made.spec)
     clock.tell(
         "resuming in a new process (a plan made before)",
         lambda: fresh.resume(json.loads(str(state))),
@@ -236,7 +236,7 @@ def near(size: Size, clock: Clock) -> None:
         )
         assert isinstance(edited, Plan)
         clock.tell("   the first step after it", lambda e=edited: ranks_rows(e, at + 2, 3, 4096))
-    order = made.order(3)
+    order = made.orders.order(3)
     pools = itertools.count(100)
     clock.tell(
         "counting a pool, for the table", lambda: order.pools.count_sequences(next(pools)), 50
@@ -245,7 +245,7 @@ def near(size: Size, clock: Clock) -> None:
     for pool in range(200, 260):
         order.pools.count_sequences(pool)
     each = (time.process_time() - begin) / 60
-    total = sum(o.pools.count for o in made.orders())
+    total = sum(o.pools.count for o in made.orders.latest())
     print(
         f"  {'the whole table':66} {total * each / 60:9.0f} min of one core, {total:,} pools, "
         f"{total * 4 / MIB:.0f} MiB"
@@ -263,10 +263,10 @@ def far(size: Size, clock: Clock) -> None:
 
     def located() -> None:
         position = int(draw.integers(0, plan.positions))
-        segment = plan.timeline.segment_at(position)
+        segment = plan.orders.timeline.segment_at(position)
         assert segment is not None
         source, lane, index = (int(of[0]) for of in segment.at(np.array([position])))
-        plan.order(source, segment.era).find(lane, index)
+        plan.orders.order(source, segment.era).find(lane, index)
 
     clock.tell("where a position stands, epochs met for the first time", located, 2000)
     clock.tell("where a position stands", located, 4000)
@@ -280,7 +280,7 @@ def far(size: Size, clock: Clock) -> None:
     clock.tell("any step of any rank of its world (explain, without text)", step_of_a_rank, 100)
     position = plan.positions_of(steps[0])[0]
     state = clock.tell("a state at any step", lambda: plan.state(position))
-    fresh = Plan(plan.data, plan.spec)
+    fresh = Plan(plan.orders.data, plan.spec)
     print("  a new process, without the table, from that state")
     clock.tell("   its journal", lambda: with_journal(fresh, state))
     resumed = with_journal(fresh, state)
@@ -322,7 +322,7 @@ def covered(plan: Plan, number: int, document: int, found: list) -> int:
 
 def mixture_error(plan: Plan, position: int) -> float:
     """How far the sources are from their shares of the positions since the schedule began."""
-    segment = plan.timeline.segment_at(position)
+    segment = plan.orders.timeline.segment_at(position)
     assert segment is not None
     counts = np.array(segment.schedule.counts)
     had = (segment.served(position) - segment.bases)[segment.sources, 0]
@@ -413,10 +413,10 @@ def exhaustive(scale: float) -> None:
 
 def worst_share(plan: Plan, sources: np.ndarray) -> float:
     """The most that any source is from its share, after any prefix of any schedule."""
-    plan.timeline.segment_at(plan.positions - 1)
+    plan.orders.timeline.segment_at(plan.positions - 1)
     off = 0.0
-    for segment in plan.timeline.segments():
-        stop = min(plan.timeline.until(segment) or plan.positions, plan.positions)
+    for segment in plan.orders.timeline.segments():
+        stop = min(plan.orders.timeline.until(segment) or plan.positions, plan.positions)
         slots = np.array(segment.schedule.counts)
         share = np.arange(1, stop - segment.position + 1) / slots.sum()
         for local, number in enumerate(segment.sources.tolist()):
@@ -439,7 +439,7 @@ def main() -> None:
     options = parser.parse_args()
     size = Size()
     plan = plan_of(size, Drawn)
-    order, times = plan.order(3), []
+    order, times = plan.orders.order(3), []
     for pool in range(1000, 1040):
         begin = time.process_time()
         order.pools.rows(pool, 0)

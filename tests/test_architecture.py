@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import batchloom
+from batchloom.plan import assumed_from
 
 SOURCE = Path(batchloom.__file__).parent
 
@@ -188,6 +189,34 @@ def import_graph() -> dict[str, set[str]]:
 def test_sub_packages_import_each_other_one_way():
     order = graphlib.TopologicalSorter(import_graph())
     order.prepare()  # raises CycleError with the packages of a cycle
+
+
+def test_modules_of_plan_import_each_other_one_way():
+    """No module of ``plan`` needs one that needs it, type-checking imports included."""
+    known, inside = homes(), "batchloom.plan."
+    graph = {
+        f"{package_path(path)}.{path.stem}": {
+            known.get((node.module, alias.name), node.module)
+            for node in nodes(path)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(inside)
+            for alias in node.names
+        }
+        for path in (SOURCE / "plan").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert len(graph) > 20
+    assert {module for modules in graph.values() for module in modules} <= graph.keys()
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a cycle
+
+
+def test_plan_has_few_public_names():
+    """Members that few callers need belong to ``Plan.orders``."""
+    plan = batchloom.Plan(
+        assumed_from("9M tokens, 1K documents")["data"],
+        batchloom.PlanSpec(seq_len=4, global_batch_size=1),
+    )
+    public = sorted(name for name in dir(plan) if not name.startswith("_"))
+    assert len(public) <= 20, public
 
 
 def test_folders_stay_small():

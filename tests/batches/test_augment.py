@@ -194,7 +194,7 @@ def test_epochs_and_neighbours_and_seeds_share_nothing(store):
 def test_each_epoch_changes_other_tokens(store):
     options = {"shuffle": False, "epochs": 2, "global_batch_size": 1}
     half, plain = make(store, Augment(loss_drop_prob=0.5), **options), make(store, **options)
-    again = plain.plan.sequences_per_epoch
+    again = plain.plan.orders.sequences_per_epoch
     assert np.array_equal(plain[0]["labels"], plain[again]["labels"])
     one, two = (half[step]["labels"][plain[0]["labels"] != IGNORE] for step in (0, again))
     assert within(int((one != two).sum()), one.size, 0.5)

@@ -108,7 +108,7 @@ def test_tokens_of_steps_are_told_of_each_stretch():
 
 def test_an_edit_beside_the_beginning_of_an_iteration_holds_for_it(stores, tmp_path, monkeypatch):
     loader, edit = loader_of(stores["a"], 2, steps=30), Edit(step=20, seq_len=64, skip=5)
-    begun, twin = threading.Event(), Plan.twin
+    begun, twin = threading.Event(), Plan.__copy__
 
     def slow(plan):
         found = twin(plan)
@@ -117,7 +117,7 @@ def test_an_edit_beside_the_beginning_of_an_iteration_holds_for_it(stores, tmp_p
             time.sleep(0.2)
         return found
 
-    monkeypatch.setattr(Plan, "twin", slow)
+    monkeypatch.setattr(Plan, "__copy__", slow)
     found = []
     thread = threading.Thread(target=lambda: found.extend(loader))
     thread.start()

@@ -161,14 +161,14 @@ def test_a_forked_child_has_locks_of_its_own(store):
     loader = make(store)
     iterator = iter(loader)
     next(iterator)
-    loader.plan._lock.acquire()
+    loader.plan.orders.lock.acquire()
     try:
         child = os.fork()
         if not child:
             os._exit(0 if loader.batch(3)["input_ids"].shape == (12, 64) else 1)
         assert os.waitpid(child, 0)[1] == 0
     finally:
-        loader.plan._lock.release()
+        loader.plan.orders.lock.release()
     iterator.close()
 
 

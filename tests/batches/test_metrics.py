@@ -95,7 +95,7 @@ def test_one_rank_tells_what_the_batches_of_all_hold(store, mixture, options, mi
 def test_an_epoch_is_told_to_the_sequence(store, mixture):
     loader = make(store, world_size=1, steps=400, global_batch_size=1, pool_size=32)
     meter = Meter(loader)
-    whole = loader.plan.sequences_per_epoch
+    whole = loader.plan.orders.sequences_per_epoch
     seen = []
     for step in range(2 * whole):
         meter.step(step)

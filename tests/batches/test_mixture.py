@@ -304,13 +304,13 @@ def test_long_conversations_are_left_out_and_texts_cut(tmp_path, stores, caplog)
     with caplog.at_level(logging.WARNING, "batchloom"):
         loader = make(Mixture({"a": 1, "chat": 1}, stores={"a": stores["a"], "chat": chats}))
         list(loader)
-    assert loader.plan.source_spec(1) == SourceSpec(overlong="drop")
-    assert loader.plan.source_spec(0) == SourceSpec()
+    assert loader.plan.orders.source_spec(1) == SourceSpec(overlong="drop")
+    assert loader.plan.orders.source_spec(0) == SourceSpec()
     long = sum(len(one) > SEQ_LEN for one in documents(4, 60))
     assert f"leaves {long} of 60 documents" in caplog.text
     assert "of 'chat'" in caplog.text
     said = make(Mixture({"chat": 1}, stores={"chat": chats}), overlong="split")
-    assert said.plan.source_spec(0) == SourceSpec()
+    assert said.plan.orders.source_spec(0) == SourceSpec()
 
 
 def as_conversations(manifest):
@@ -349,7 +349,7 @@ def test_the_tables_of_several_stores_are_counted_beside(tmp_path, monkeypatch):
     found = [path for name in "ab" for path in (tmp_path / name / "plans").glob("*.counts")]
     assert len(found) == 2
     again = make(mixture, steps=None, pool_size=8)
-    assert again.plan.has_counts
+    assert again.plan.orders.counted
     assert len(list(again)) == len(again) == steps
 
 

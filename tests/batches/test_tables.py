@@ -45,10 +45,10 @@ def tables(folder):
 
 def test_a_long_plan_is_served_at_once_and_counted_beside(store):
     loader = batchloom.Loader(store, **SPEC)
-    assert loader.plan.pools.count == 50
+    assert loader.plan.orders.pools.count == 50
     iterator = iter(loader)
     next(iterator)
-    assert not loader.plan.has_counts
+    assert not loader.plan.orders.counted
     next(iterator)
     deadline = time.monotonic() + 120
     while not tables(store.path) and time.monotonic() < deadline:
@@ -56,7 +56,7 @@ def test_a_long_plan_is_served_at_once_and_counted_beside(store):
     assert len(tables(store.path)) == 1
     iterator.close()
     again = batchloom.Loader(store, **SPEC)
-    assert again.plan.has_counts
+    assert again.plan.orders.counted
     assert len(again) == len(list(again)) == len(loader)
 
 
@@ -70,27 +70,33 @@ def test_what_is_counted_beside_is_the_generation_that_is_open(store):
     while not tables(store.path) and time.monotonic() < deadline:
         time.sleep(0.02)
     iterator.close()
-    assert [path.name for path in tables(store.path)] == [table_name(loader.plan.order(0))]
+    assert [path.name for path in tables(store.path)] == [table_name(loader.plan.orders.order(0))]
     grown = batchloom.Loader(batchloom.open_store(store.path), **SPEC)
-    assert not grown.plan.has_counts
+    assert not grown.plan.orders.counted
     assert len(grown) == len(list(grown)) > len(loader)
 
 
 def test_the_table_is_the_plans_own_counts(store):
     counted = batchloom.Loader(store, **SPEC).plan
     folders = table_folders(store)
-    path = write_table(counted.order(0), folders)
+    path = write_table(counted.orders.order(0), folders)
     assert path.parent == store.path / "plans"
     adopted = batchloom.Loader(store, **SPEC).plan
-    assert load_table(adopted.order(0), folders)
-    assert [adopted.locate(p) for p in range(200)] == [counted.locate(p) for p in range(200)]
+    assert load_table(adopted.orders.order(0), folders)
+    assert [adopted.orders.locate(p) for p in range(200)] == [
+        counted.orders.locate(p) for p in range(200)
+    ]
     assert (
         table_name(
-            batchloom.Loader(store, **SPEC | {"global_batch_size": 8, "epochs": 3}).plan.order(0)
+            batchloom.Loader(
+                store, **SPEC | {"global_batch_size": 8, "epochs": 3}
+            ).plan.orders.order(0)
         )
         == path.name
     )
-    assert table_name(batchloom.Loader(store, **SPEC | {"seed": 1}).plan.order(0)) != path.name
+    assert (
+        table_name(batchloom.Loader(store, **SPEC | {"seed": 1}).plan.orders.order(0)) != path.name
+    )
 
 
 def test_a_far_step_waits_for_the_table_and_is_right(store):
@@ -104,26 +110,26 @@ def test_a_read_only_store_uses_the_users_cache(store, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     path = write_table(
-        plan.order(0), [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"]
+        plan.orders.order(0), [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"]
     )
     assert path.parent == tmp_path / "cache" / "batchloom" / "plans"
     fresh = batchloom.Loader(store, **SPEC).plan
-    assert load_table(fresh.order(0), table_folders(store))
+    assert load_table(fresh.orders.order(0), table_folders(store))
     with pytest.raises(StoreError, match="set XDG_CACHE_HOME"):
-        write_table(plan.order(0), [blocked / "plans"])
+        write_table(plan.orders.order(0), [blocked / "plans"])
 
 
 def test_a_damaged_table_is_counted_again(store, caplog):
     plan = batchloom.Loader(store, **SPEC).plan
-    path = write_table(plan.order(0), table_folders(store))
+    path = write_table(plan.orders.order(0), table_folders(store))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     again = batchloom.Loader(store, **SPEC)
-    assert not again.plan.has_counts
+    assert not again.plan.orders.counted
     assert "is damaged; it is counted again" in caplog.text
     assert len(again) == len(list(again))
-    assert load_table(batchloom.Loader(store, **SPEC).plan.order(0), table_folders(store))
+    assert load_table(batchloom.Loader(store, **SPEC).plan.orders.order(0), table_folders(store))
 
 
 def test_one_process_counts_and_the_lock_dies_with_it(store):
@@ -132,18 +138,18 @@ def test_one_process_counts_and_the_lock_dies_with_it(store):
     code = (
         "import sys, time, batchloom; from batchloom.batches.loading.pool_tables import *;"
         f"p = batchloom.Loader(batchloom.open_store({str(store.path)!r}), **{SPEC!r}).plan;"
-        "c = lock_table(p.order(0), table_folders(p.store)); print(c.__enter__(), flush=True); time.sleep(60)"
+        "c = lock_table(p.orders.order(0), table_folders(p.orders.store)); print(c.__enter__(), flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline().strip() == "True"
-        with lock_table(plan.order(0), folders) as mine:
+        with lock_table(plan.orders.order(0), folders) as mine:
             assert not mine
     finally:
         holder.kill()
         holder.communicate()
-    wait_for_table(plan.order(0), folders)
-    assert plan.has_counts
+    wait_for_table(plan.orders.order(0), folders)
+    assert plan.orders.counted
 
 
 def test_a_store_nobody_may_write_still_counts(store, tmp_path):
@@ -178,9 +184,9 @@ def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables,
 def test_a_table_is_replaced_as_a_whole(store):
     """Who has the old one open goes on reading it."""
     plan, folders = batchloom.Loader(store, **SPEC).plan, table_folders(store)
-    path = write_table(plan.order(0), folders)
+    path = write_table(plan.orders.order(0), folders)
     with path.open("rb") as old:
-        write_table(plan.order(0), folders)
+        write_table(plan.orders.order(0), folders)
         assert os.fstat(old.fileno()).st_ino != path.stat().st_ino
         assert old.read() == path.read_bytes()
     assert os.listdir(path.parent) == [path.name]

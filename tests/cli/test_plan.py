@@ -117,7 +117,7 @@ def steps_with(mixture, name, spec):
     plan = Plan(replace(mixture, exhausted="repeat"), replace(spec, steps=200))
     rows, number = plan.rows(0, 200), plan.names.index(name)
     turns = np.flatnonzero(rows.sources[rows.pointers[:-1]] == number)
-    turn = int(turns[plan.order(number).sequences])
+    turn = int(turns[plan.orders.order(number).sequences])
     return next(step for step in range(201) if step * spec.global_batch_size >= turn)
 
 
@@ -234,8 +234,8 @@ def test_estimates_are_near_and_called_estimates():
     plan = Plan(store, PlanSpec(seq_len=512, global_batch_size=8, pool_size=1024))
     told = forecast(plan)
     assert not told.exact
-    assert not plan.has_counts
-    plan.count_all()
+    assert not plan.orders.counted
+    plan.orders.count_all()
     assert told.steps == pytest.approx(plan.steps, rel=0.002)
     assert forecast(plan).steps == plan.steps
     assert forecast(plan).exact
@@ -250,14 +250,14 @@ def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, part):
     }
     mixture = Mixture({"a": 1, "b": 4}, stores=given, exhausted="redistribute")
     spec = PlanSpec(seq_len=256, global_batch_size=64, lanes=lanes, pool_size=128)
-    step = int(part * Plan(mixture, spec).order(0).sequences * 5) // 64
+    step = int(part * Plan(mixture, spec).orders.order(0).sequences * 5) // 64
     plan = Plan(mixture, spec, [Edit(step=step, seq_len=512)])
     told = forecast(plan)
     assert not told.exact
     assert told.steps == pytest.approx(plan.steps, rel=0.02)
     assert [one.epochs for one in told.sources] == pytest.approx([1, 1], abs=0.02)
     # With one lane a cut is known to the row, with 64 it may lie where they lend each other.
-    assert (plan.cut(0, 1) is None) == (part == 0.95)
+    assert (plan.orders.cut(0, 1) is None) == (part == 0.95)
 
 
 class FewLengths:
@@ -381,7 +381,7 @@ def test_tables_are_written_once(stores, capsys):
     assert (
         Plan(
             open_store("web"), PlanSpec(seq_len=32, global_batch_size=4, pool_size=2)
-        ).sequences_per_epoch
+        ).orders.sequences_per_epoch
         == (first["sequences"])
     )
 

@@ -107,7 +107,7 @@ def test_rows_and_steps_are_those_of_a_loader(tmp_path, sight, seq_len):
     ).plan
     looked = inspect(tmp_path / "store", seq_len=seq_len)
     best = next(one for one in looked.efficiencies if one.packing == "best_fit")
-    assert found.packing.sequences == best.sequences == plan.sequences_per_epoch
+    assert found.packing.sequences == best.sequences == plan.orders.sequences_per_epoch
     assert found.packing.steps == plan.steps
     assert found.packing.fill == pytest.approx(best.fill)
     assert best.cut == 0
@@ -122,7 +122,7 @@ def test_conversations_alone_are_left_out_as_a_loader_does(tmp_path):
     batchloom.prepare(file, out=tmp_path / "store", tokenizer="bytes", val_fraction=0, dedup="none")
     store = batchloom.open_store(tmp_path / "store")
     plan = batchloom.Loader(store, seq_len=128, global_batch_size=2).plan
-    assert found.packing.sequences == plan.sequences_per_epoch
+    assert found.packing.sequences == plan.orders.sequences_per_epoch
     assert found.packing.longer > 0
     best = inspect(tmp_path / "store", seq_len=128).efficiencies[0]
-    assert (best.packing, best.sequences) == ("best_fit", plan.sequences_per_epoch)
+    assert (best.packing, best.sequences) == ("best_fit", plan.orders.sequences_per_epoch)

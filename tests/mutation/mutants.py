@@ -111,7 +111,7 @@ PLAN = (
     Mutant(
         "resumed-position-inside-a-step",
         "plan/order/plan_state.py",
-        "return plan.course.position_of(step) if inside else int(end)",
+        "return orders.course.position_of(step) if inside else int(end)",
         "return int(end)",
         ("plan/test_plan.py", "batches/test_loader.py"),
     ),

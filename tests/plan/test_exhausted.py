@@ -1,5 +1,6 @@
 """Sources that run out: each sequence is served as often as its epochs, whatever the lanes, edits and restarts."""
 
+import copy
 import json
 
 import numpy as np
@@ -68,7 +69,9 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
     everything = [row for step in steps for row in step][: plan.positions]
     counts = often(plan, [span for row in everything for span in row])
     gone = [
-        n for n in range(3) if plan.timeline.exhausted.get(n, plan.positions + 1) <= plan.positions
+        n
+        for n in range(3)
+        if plan.orders.timeline.exhausted.get(n, plan.positions + 1) <= plan.positions
     ]
     for number, count in enumerate(counts):
         whole = epochs if number == 0 else 1
@@ -85,7 +88,7 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
     state = json.loads(json.dumps(plan.state(start)))
     resumed = with_journal(made(), state)
     assert resumed.resume(state) == start
-    twin = resumed.twin()
+    twin = copy.copy(resumed)
     for other in (made(plan.edits), resumed, twin):
         assert by_row(other.rows(start, stop)) == by_row(plan.rows(start, stop))
         for later in range(step + 1, min(step + 6, plan.steps)):
@@ -119,12 +122,12 @@ def test_a_group_of_lanes_is_all_that_is_empty():
         assert np.array_equal(np.bincount(served, minlength=size), np.ones(size))
     assert len(rows) - len(rows.documents) < 2 * 64
     # Nearly all is served by its own lane.
-    order = plan.order(0)
+    order = plan.orders.order(0)
     pool_of = np.zeros(sizes["a"], int)
     for pool in range(order.pools.count):
         pool_of[order.pools.members(pool)] = pool
     mine = rows.sources == 0
-    lanes = plan.lanes_of(0, plan.positions)[
+    lanes = plan.orders.lanes_of(0, plan.positions)[
         np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
     ]
     assert (pool_of[rows.documents[mine]] % 64 == lanes[mine]).mean() > 0.8
@@ -149,7 +152,7 @@ def test_a_run_that_ends_before_an_edit_can_be_counted(lanes):
     mixture = Mixture({"a": 1}, stores={"a": LengthsOnly([16] * 36, "a")}, exhausted="stop")
     spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=2, lanes=lanes, steps=100)
     plan = Plan(mixture, spec, [Edit(step=50, seq_len=32)])
-    plan.count_all()
+    plan.orders.count_all()
     assert (plan.steps, plan.documents) == (9, 36)
 
 
@@ -186,7 +189,7 @@ def test_every_token_of_one_store_is_served_once_an_epoch_whatever_is_packed_ane
     resumed = with_journal(made(), state)
     resumed.resume(state)
     counted = made(edits)
-    counted.count_all()
+    counted.orders.count_all()
     for other in (made(edits), resumed, counted):
         for later in range(step, min(step + 4, plan.steps)):
             assert by_row(other.rows(*other.positions_of(later))) == steps[later]

@@ -123,7 +123,7 @@ def test_any_step_is_the_same_asked_alone_and_resumed(run, step, order):
     step = min(step, plan.steps)
     resumed = made(run, 3)
     position = resumed.resume(plan.state(plan.positions_of(step)[0]))
-    first, _ = resumed.course.step_at(position)
+    first, _ = resumed.orders.course.step_at(position)
     assert first == step
     for one in range(step, min(plan.steps, step + 5)):
         assert spans(resumed.rows(*resumed.positions_of(one))) == steps[one]
@@ -198,7 +198,7 @@ def test_a_state_inside_a_window_tells_where_it_began():
     assert states[5]["sources"] != states[0]["sources"]
     resumed = Plan(store, plan.spec)
     resumed.resume(states[3])
-    assert [one.before for one in resumed.order(0).anchors[0]] == [
+    assert [one.before for one in resumed.orders.order(0).anchors[0]] == [
         0,
         states[0]["sources"]["data"]["before"],
     ]

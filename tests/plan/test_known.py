@@ -1,5 +1,6 @@
 """What a plan has found out is kept where it stays true, and no question reads more than it must."""
 
+import copy
 import json
 
 import numpy as np
@@ -60,8 +61,8 @@ def test_whether_a_document_is_too_long_is_looked_at_once():
     assert sum(store.asked for store in given_stores.values()) >= 8000
     for store in given_stores.values():
         store.asked = 0
-    state = plan.twin().twin().edited(Edit(step=905, weights={"a": 1})).state(0)
-    with_journal(plan.twin(), state).resume(state)
+    state = copy.copy(copy.copy(plan)).edited(Edit(step=905, weights={"a": 1})).state(0)
+    with_journal(copy.copy(plan), state).resume(state)
     assert sum(store.asked for store in given_stores.values()) < 600
     with pytest.raises(PlanError, match="Document 2 of source 'a' has 13 tokens"):
         plan.edited(Edit(step=905, seq_len=12))
@@ -71,13 +72,13 @@ def test_an_edit_far_ahead_does_not_keep_the_first_step_waiting():
     given_stores = watched()
     plan = Plan(Mixture({"a": 2, "b": 1}, stores=given_stores), SPEC)
     plan = plan.edited(Edit(step=1400, seq_len=32))
-    assert len(plan.orders()) == 2
-    assert not plan.has_counts
+    assert len(plan.orders.latest()) == 2
+    assert not plan.orders.counted
     assert len(plan.rows(*plan.positions_of(0))) == 4
     assert sum(store.asked for store in given_stores.values()) < 300
-    plan.count_all()
-    assert {order.spec.seq_len for order in plan.orders()} == {32}
-    assert plan.has_counts
+    plan.orders.count_all()
+    assert {order.spec.seq_len for order in plan.orders.latest()} == {32}
+    assert plan.orders.counted
 
 
 def test_pools_of_lanes_that_are_not_read_are_not_kept():
@@ -87,7 +88,7 @@ def test_pools_of_lanes_that_are_not_read_are_not_kept():
     )
     for step in range(200):
         plan.rows(*plan.positions_of(step), (1, 8))
-    held = [rows for lane in plan.order(0)._recent.values() for rows in lane.values()]
+    held = [rows for lane in plan.orders.order(0)._recent.values() for rows in lane.values()]
     assert len(held) <= 2
 
 
@@ -127,8 +128,8 @@ def test_a_state_past_the_end_of_a_run_that_was_to_change_is_resumed():
     plan = Plan(mixture, PlanSpec(seq_len=16, global_batch_size=2, steps=20))
     plan = plan.edited(Edit(step=9, weights={"a": 2}))
     state = plan.state(plan.positions_of(12)[0])
-    assert plan.timeline.end is not None
-    assert plan.twin().resume(state) == 24
+    assert plan.orders.timeline.end is not None
+    assert copy.copy(plan).resume(state) == 24
 
 
 def exhausting():
@@ -156,12 +157,12 @@ def test_a_state_loaded_into_a_plan_that_was_asked_before_changes_nothing(before
     used = Plan(data, spec)
     for step in range(len(whole) * before):
         assert rows_of(used, step) == whole[step]
-    assert len(Plan(data, spec).timeline.exhausted) == 0
+    assert len(Plan(data, spec).orders.timeline.exhausted) == 0
     for step in (len(whole) - 2, len(whole) // 2, len(whole) - 1):
         state = json.loads(json.dumps(used.state(used.positions_of(step)[0])))
         for _ in range(2):
             assert used.resume(state) == used.positions_of(step)[0]
-        used._windows._kept.clear()
+        used._rows._windows._kept.clear()
         assert [rows_of(used, one) for one in range(len(whole))] == whole
         assert used.steps == len(whole)
 
@@ -176,7 +177,7 @@ def test_an_edit_moves_no_stage(changes, at):
     )
     plan = Plan(data, PlanSpec(seq_len=16, global_batch_size=4, steps=40))
     edited = plan.edited(Edit(step=at, **changes)).edited(Edit(step=at + 1, ban={"b": [3]}))
-    assert [change.position for change in edited.course.changes] == [0, 80]
+    assert [change.position for change in edited.orders.course.changes] == [0, 80]
     assert [rows_of(edited, step) for step in range(40)] == [
         rows_of(plan, step) for step in range(40)
     ]

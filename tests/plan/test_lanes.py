@@ -49,13 +49,13 @@ def plan_of(lengths, cuts, lanes=3, **changes):
 @settings(max_examples=examples(60), deadline=None)
 def test_a_lane_reads_all_of_its_stretches_before_it_begins_anew(lengths, cuts, shuffle, packing):
     plan = plan_of(lengths, cuts, shuffle=shuffle, packing=packing)
-    bounds = plan.bounds
+    bounds = plan.orders.bounds
     for lane in range(3):
         mine = lane_stretches(len(bounds) - 1, 3, plan.spec, lane, 0)
         want = sorted(d for s in mine for d in range(bounds[s], bounds[s + 1]))
         for epoch in (0, 1):
             found, number = [], 0
-            while len(pool := plan._lanes[lane].documents(epoch, number)):
+            while len(pool := plan.orders.lanes[lane].documents(epoch, number)):
                 assert len(pool) <= lane_pool_size(plan.spec, epoch, number)
                 found += pool.tolist()
                 number += 1
@@ -87,7 +87,7 @@ def test_position_p_is_sequence_p_div_k_of_lane_p_mod_k():
     plan = plan_of([5] * 60, range(0, 60, 4))
     rows = row_spans(plan.rows(0, 36))
     for lane in range(3):
-        documents = plan._lanes[lane].documents(0, 0)
+        documents = plan.orders.lanes[lane].documents(0, 0)
         first = lane_rows(np.full(len(documents), 5, np.uint32), plan.spec, lane, 0, 0)
         named = [[(int(documents[d]), s, n) for d, s, n in row] for row in row_spans(first)]
         assert rows[lane::3][: len(named)] == named
@@ -131,7 +131,7 @@ def test_what_is_no_state_is_refused(state):
 
 def test_threads_walk_the_lanes_one_after_the_other():
     plan = plan_of([5] * 120, range(0, 120, 4))
-    store, inside, most = plan.store.lengths, [], []
+    store, inside, most = plan.orders.data.lengths, [], []
     take = store.take
 
     def slow(documents):

@@ -25,7 +25,7 @@ class Layered:
 
 def packs(plan, pool, epoch=0):
     """The rows of a pool as a set: which documents lie together, and how."""
-    rows = plan.pools.rows(pool, epoch)
+    rows = plan.orders.pools.rows(pool, epoch)
     flat = spans(rows)
     return [tuple(flat[a:b]) for a, b in zip(rows.pointers, rows.pointers[1:], strict=False)]
 
@@ -38,15 +38,18 @@ def test_older_pools_are_those_of_the_plan_over_the_older_generation(layers, spe
         if not any(map(any, layers[:count])):
             continue
         older = Plan(Layered(layers[:count]), PlanSpec(**spec))
-        for pool in range(older.pools.count):
-            assert whole.pools.members(pool).tolist() == older.pools.members(pool).tolist()
+        for pool in range(older.orders.pools.count):
+            assert (
+                whole.orders.pools.members(pool).tolist()
+                == older.orders.pools.members(pool).tolist()
+            )
             for epoch in (0, 1):
                 assert packs(whole, pool, epoch) == packs(older, pool, epoch)
         for epoch in (0, 1):
-            order = whole.pools.order(epoch)
+            order = whole.orders.pools.order(epoch)
             # Also the order in which an epoch takes them: new pools come in between.
-            kept = order[order < older.pools.count]
-            assert kept.tolist() == older.pools.order(epoch).tolist()
+            kept = order[order < older.orders.pools.count]
+            assert kept.tolist() == older.orders.pools.order(epoch).tolist()
 
 
 @given(layers=LAYERS, spec=SPECS)
@@ -55,8 +58,8 @@ def test_no_pool_holds_documents_of_two_generations(layers, spec):
     plan = Plan(Layered(layers), PlanSpec(**spec))
     ends = np.cumsum([len(layer) for layer in layers])
     seen = []
-    for pool in range(plan.pools.count):
-        members = plan.pools.members(pool)
+    for pool in range(plan.orders.pools.count):
+        members = plan.orders.pools.members(pool)
         assert len(set(np.searchsorted(ends, members, side="right"))) == 1
         assert len(members) <= spec["pool_size"]
         seen += members.tolist()
@@ -83,7 +86,7 @@ def test_every_epoch_holds_every_token_once_whatever_the_ranks(layers, spec, dat
 def test_any_position_is_the_same_asked_in_any_way(layers, spec, data):
     spec = PlanSpec(**spec)
     walked, counted, resumed, adopted = (Plan(Layered(layers), spec) for _ in range(4))
-    adopted.order(0).adopt(counted.order(0).count_all())
+    adopted.orders.order(0).adopt(counted.orders.order(0).count_all())
     position = data.draw(st.integers(0, counted.positions - 1))
     state = json.loads(json.dumps(walked.state(position)))
     assert resumed.resume(state) == position
@@ -98,7 +101,7 @@ def test_one_generation_has_the_order_it_always_had():
     spec = PlanSpec(seq_len=64, global_batch_size=4, pool_size=100)
     one = Plan(Layered([lengths.tolist()]), spec)
     assert "layers" not in one.identity["sources"]["data"]
-    assert "layers" not in one.order(0).table_identity
+    assert "layers" not in one.orders.order(0).table_identity
 
 
 def test_where_generations_end_is_part_of_a_plan():
@@ -110,7 +113,7 @@ def test_where_generations_end_is_part_of_a_plan():
         store.fingerprint = "the same documents"
         plans.append(Plan(store, spec))
     assert len({plan.fingerprint for plan in plans}) == 3
-    assert len({json.dumps(plan.order(0).table_identity) for plan in plans}) == 3
+    assert len({json.dumps(plan.orders.order(0).table_identity) for plan in plans}) == 3
     with pytest.raises(StateError, match=r"sources.data.layers was \[\[10, 1\], \[30, 1\]\]"):
         plans[2].resume(plans[1].state(0))
 
@@ -121,9 +124,11 @@ def test_a_block_is_that_of_the_generations_own_number_of_documents():
     store = Layered([[1]])
     store.lengths = lengths
     plan = Plan(store, spec)
-    assert plan.pools.blocks == (64, 1)
+    assert plan.orders.pools.blocks == (64, 1)
     assert plan.identity["sources"]["data"]["layers"] == [[4_000_000, 64], [1000, 1]]
-    assert sorted(plan.pools.members(plan.pools.count - 1)) == list(range(4_000_000, 4_001_000))
+    assert sorted(plan.orders.pools.members(plan.orders.pools.count - 1)) == list(
+        range(4_000_000, 4_001_000)
+    )
 
 
 def test_without_shuffle_documents_come_in_store_order():

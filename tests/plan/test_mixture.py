@@ -1,5 +1,6 @@
 """Mixtures: shares that hold, sources that are covered, edits that lose and repeat nothing."""
 
+import copy
 import json
 from collections import Counter
 
@@ -121,10 +122,10 @@ def test_any_position_is_the_same_asked_in_any_way(made, data):
     step = data.draw(st.integers(0, spec.steps - 1))
     start, stop = plan.positions_of(step)
     counted, resumed = Plan(mixture, spec), Plan(mixture, spec)
-    counted.count_all()
+    counted.orders.count_all()
     state = json.loads(json.dumps(plan.state(start)))
     assert resumed.resume(state) == start
-    for other in (Plan(mixture, spec), counted, resumed, plan.twin()):
+    for other in (Plan(mixture, spec), counted, resumed, copy.copy(plan)):
         assert by_row(other.rows(start, stop)) == everything[start:stop]
         assert by_row(other.rows(start, stop + 4))[: stop - start] == everything[start:stop]
     ranks = data.draw(st.sampled_from([n for n in (1, 2, 4) if spec.lanes % n == 0]))
@@ -143,7 +144,7 @@ def test_lanes_together_hold_every_token_once_an_epoch(lengths, lanes, seed, dat
     for _, document, start, length in spans(rows):
         counts[document][start : start + length] += 1
     assert (np.concatenate(counts) == 2).all()
-    assert plan.positions == 2 * plan.sequences_per_epoch
+    assert plan.positions == 2 * plan.orders.sequences_per_epoch
     step = data.draw(st.integers(0, plan.steps - 1))
     fresh = Plan(LengthsOnly(lengths), spec)
     start, stop = fresh.positions_of(step)
@@ -158,8 +159,8 @@ def test_a_lane_is_served_from_its_own_pools():
         PlanSpec(seq_len=16, global_batch_size=8, pool_size=50, lanes=8, epochs=1),
     )
     pool_of = np.zeros(4000, int)
-    for pool in range(plan.pools.count):
-        pool_of[plan.pools.members(pool)] = pool
+    for pool in range(plan.orders.pools.count):
+        pool_of[plan.orders.pools.members(pool)] = pool
     rows = plan.rows(0, plan.positions)
     lanes = np.repeat(np.arange(len(rows)) % 8, np.diff(rows.pointers))
     assert (pool_of[rows.documents] % 8 == lanes).mean() > 0.95
@@ -258,7 +259,7 @@ def test_steps_can_be_left_out():
         assert by_row(edited.rows(*edited.positions_of(step))) == by_row(
             plan.rows(*plan.positions_of(step + 5))
         )
-    assert edited.course.step_at(edited.positions_of(12)[0]) == (12, 0)
+    assert edited.orders.course.step_at(edited.positions_of(12)[0]) == (12, 0)
 
 
 def test_a_banned_document_is_marked_and_all_else_stays():
@@ -309,7 +310,7 @@ def test_what_happens_when_a_source_runs_out(exhausted, a, b, epochs, seed):
     )
     spec = PlanSpec(seq_len=16, global_batch_size=4, pool_size=4, seed=seed)
     plan = Plan(mixture, spec)
-    counts = [plan.order(0).sequences * epochs, plan.order(1).sequences]
+    counts = [plan.orders.order(0).sequences * epochs, plan.orders.order(1).sequences]
     rows = plan.rows(0, plan.positions + 8)
     sources = rows.sources[rows.pointers[:-1][np.diff(rows.pointers) > 0]]
     had = np.bincount(sources, minlength=2).tolist()
@@ -436,7 +437,7 @@ def period_of(weights, lanes=1):
     given_stores = {name: LengthsOnly([16] * 40, name) for name in weights}
     spec = PlanSpec(seq_len=16, global_batch_size=64, steps=10, lanes=lanes)
     plan = Plan(Mixture(weights, stores=given_stores), spec)
-    segment = plan.timeline.segment_at(0)
+    segment = plan.orders.timeline.segment_at(0)
     names = [plan.names[number] for number in segment.sources]
     return dict(zip(names, segment.schedule.counts, strict=True))
 
@@ -469,7 +470,7 @@ def test_a_seq_len_that_a_source_cannot_take_is_refused_when_it_is_asked_for(ove
         plan.edited(Edit(step=3, seq_len=16))
     # Without that source it can be.
     plan = plan.edited(Edit(step=3, seq_len=16, weights={"b": 1}))
-    plan.count_all()
+    plan.orders.count_all()
     assert all(row[0][0] == 1 for row in by_row(plan.rows(*plan.positions_of(3))))
     one = Plan(given_stores["a"], spec)
     with pytest.raises(PlanError, match=sentence.replace("'a'", "'data'")):
@@ -490,7 +491,7 @@ def test_a_source_is_asked_for_nothing_before_it_has_a_weight(lanes):
     for counted in (False, True):
         plan = made()
         if counted:
-            plan.count_all()
+            plan.orders.count_all()
         for step in range(12):
             state = json.loads(json.dumps(plan.state(plan.positions_of(step)[0])))
             again = with_journal(Plan(Mixture({"a": 1}, stores=given_stores), spec), state)
@@ -662,7 +663,7 @@ def test_a_thousand_sources_hold_their_shares(sources, lanes):
     names = list(given_stores)
     spec = PlanSpec(seq_len=16, global_batch_size=512, steps=400, lanes=lanes)
     plan = Plan(Mixture(dict(zip(names, weights.tolist(), strict=True)), stores=given_stores), spec)
-    segment = plan.timeline.segment_at(0)
+    segment = plan.orders.timeline.segment_at(0)
     slots = np.array(segment.schedule.counts)
     wanted = weights[[names.index(plan.names[n]) for n in segment.sources]] / weights.sum()
     assert np.abs(slots / slots.sum() / wanted - 1).max() <= 0.0101
@@ -679,7 +680,7 @@ def test_a_thousand_sources_hold_their_shares(sources, lanes):
     held = rows.sources[rows.pointers[:-1]]
     assert held.tolist() == segment.at(np.arange(*plan.positions_of(step)))[0].tolist()
     state = plan.state(plan.positions_of(step)[0])
-    fresh = Plan(plan.data, spec)
+    fresh = Plan(plan.orders.data, spec)
     assert fresh.resume(state) == plan.positions_of(step)[0]
     assert by_row(fresh.rows(*plan.positions_of(step))) == by_row(rows)
 

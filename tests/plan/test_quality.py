@@ -189,7 +189,7 @@ def test_lanes_of_a_mixture_are_dealt_without_a_pattern():
         Mixture({"a": 1, "b": 1}, stores={name: one_each(4096, name) for name in ("a", "b")}),
         PlanSpec(seq_len=64, global_batch_size=64, steps=1024, lanes=16),
     )
-    segment = plan.timeline.segment_at(0)
+    segment = plan.orders.timeline.segment_at(0)
     sources, lanes, _ = segment.at(np.arange(65_536))
     table = np.bincount(sources * 16 + lanes, minlength=32)
     assert np.abs(table - 2048).max() < MOST * np.sqrt(1024)

@@ -253,7 +253,7 @@ def test_aligned_documents_begin_at_multiples_and_are_whole(lengths, align, pack
     plan = Plan(LengthsOnly(lengths), spec)
     if overlong == "drop" and not any(0 < length <= seq_len for length in lengths):
         return
-    rows = plan.rows(0, plan.sequences_per_epoch)
+    rows = plan.rows(0, plan.orders.sequences_per_epoch)
     assert not (rows.places % align).any()
     taken = -(-rows.lengths // align) * align
     for first, stop in zip(rows.pointers, rows.pointers[1:], strict=False):
@@ -283,7 +283,7 @@ def test_alignment_is_part_of_the_order_only_where_it_is_asked_for():
     aligned = Plan(source, PlanSpec(seq_len=8, global_batch_size=1, align=4))
     assert plain.fingerprint == same.fingerprint != aligned.fingerprint
     assert "align" not in plain.identity["spec"]
-    assert "align" not in plain.order(0).table_identity
-    assert aligned.order(0).table_identity["align"] == 4
+    assert "align" not in plain.orders.order(0).table_identity
+    assert aligned.orders.order(0).table_identity["align"] == 4
     with pytest.raises(SettingsError, match="seq_len: 10 is not a multiple of align 4; 8 or 12 is"):
         PlanSpec(seq_len=10, global_batch_size=1, align=4)

@@ -1,5 +1,6 @@
 """Whole runs: edited, resized, crashed and resumed at random, they serve what an undisturbed run serves."""
 
+import copy
 import json
 
 import numpy as np
@@ -99,11 +100,11 @@ class Runs(RuleBasedStateMachine):
             self.saved = self.state()
         self.plan = with_journal(self.made(), self.saved)
         position = self.plan.resume(self.saved)
-        self.step, inside = self.plan.course.step_at(position)
+        self.step, inside = self.plan.orders.course.step_at(position)
         assert not inside
-        self.plan = self.plan.twin() if fork else self.plan
+        self.plan = copy.copy(self.plan) if fork else self.plan
         if count:
-            self.plan.count_all()
+            self.plan.orders.count_all()
         if self.plan.edits != decided:
             # What was decided after the state was saved was never decided.
             self.served = {step: rows for step, rows in self.served.items() if step < self.step}
@@ -142,10 +143,10 @@ class Runs(RuleBasedStateMachine):
         end = plan.positions_of(self.step)[0]
         if not end:
             return
-        plan.timeline.segment_at(end - 1)
+        plan.orders.timeline.segment_at(end - 1)
         found = []
-        for segment in plan.timeline.segments():
-            stop = min(plan.timeline.until(segment) or end, end)
+        for segment in plan.orders.timeline.segments():
+            stop = min(plan.orders.timeline.until(segment) or end, end)
             if segment.position >= stop:
                 continue
             rows = plan.rows(segment.position, stop)

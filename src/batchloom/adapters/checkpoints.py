@@ -66,7 +66,7 @@ def go_on(loader: Loader, state: dict[str, Any], name: str, step: int) -> int:
     loader.load_state_dict(state)
     there = loader.next_step
     if not loader.streamed:
-        there = loader.plan.course.step_at(state["position"])[0]
+        there = loader.plan.orders.course.step_at(state["position"])[0]
     if there != step:
         raise StateError(
             f"{name} holds the loader's place before step {there}: it was renamed, or saved with another number of "

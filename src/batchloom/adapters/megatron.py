@@ -253,7 +253,7 @@ def go_on_from(loader: Loader, consumed: int) -> int:
     number = whole(consumed)
     if number is None or number < 0:
         raise StateError(f"consumed_samples {shown(consumed)} is no number of sequences.")
-    step, inside = loader.plan.course.step_at(number)
+    step, inside = loader.plan.orders.course.step_at(number)
     if inside:
         before, after = loader.plan.positions_of(step)
         raise StateError(

@@ -7,6 +7,8 @@ Both are used with ``batch_size=None``, since an item is a whole batch of this r
     DataLoader(LoaderDataset(loader), batch_size=None, num_workers=4)
 """
 
+import copy
+
 from batchloom.adapters.requirements import TORCH, require
 
 require(TORCH)
@@ -54,7 +56,10 @@ class _WorkerLoader:
         refuse_lanes(loader.plan, "goes through no DataLoader")
         self.original: Loader | None = loader
         self.first = loader.next_step
-        self._plan, self._options = loader.plan.twin(), {**loader.batch_options(), "prefetch": 0}
+        self._plan, self._options = (
+            copy.copy(loader.plan),
+            {**loader.batch_options(), "prefetch": 0},
+        )
         self._state = loader.state_at(self.first)
         self._token = f"{os.getpid()}-{next(_NUMBERS)}"
         self._copy: tuple[int, Loader] | None = None
@@ -68,9 +73,9 @@ class _WorkerLoader:
     def loader(self) -> Loader:
         """Return this process's copy, made when first asked for."""
         if self._copy is None or self._copy[0] != os.getpid():
-            copy = Loader(self._plan.twin(), **self._options)
-            copy.load_state_dict(self._state)
-            self._copy = (os.getpid(), copy)
+            loader = Loader(copy.copy(self._plan), **self._options)
+            loader.load_state_dict(self._state)
+            self._copy = (os.getpid(), loader)
         return self._copy[1]
 
     def batch(self, step: int) -> Batch:
@@ -194,7 +199,7 @@ class LoaderIterable(IterableDataset[Batch]):
                 f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
                 "loader.state_at(batch.step + 1) instead: it goes on with any number of workers."
             )
-        self._loaded = self._next = loader.plan.course.step_at(position)[0]
+        self._loaded = self._next = loader.plan.orders.course.step_at(position)[0]
 
 
 # The modules whose loops ask for a batch before they give the one before it.

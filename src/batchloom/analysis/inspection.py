@@ -182,16 +182,16 @@ def _histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int], ...]:
 
 def _efficiency(store: Store, spec: PlanSpec) -> Efficiency:
     plan = Plan(store, spec)
-    chosen = range(min(plan.pools.count, _SAMPLED_POOLS))
+    chosen = range(min(plan.orders.pools.count, _SAMPLED_POOLS))
     sequences = documents = tokens = cut = 0
     for pool in chosen:
-        members = plan.pools.members(pool)
-        rows = plan.pools.rows(pool, 0)
+        members = plan.orders.pools.members(pool)
+        rows = plan.orders.pools.rows(pool, 0)
         sequences += len(rows)
         documents += len(members)
         tokens += int(rows.lengths.sum())
         cut += int(np.unique(rows.documents[rows.starts > 0]).size)
-    exact = len(chosen) == plan.pools.count
+    exact = len(chosen) == plan.orders.pools.count
     return Efficiency(
         packing=spec.packing,
         sequences=sequences if exact else round(sequences * len(store) / max(documents, 1)),

@@ -1,5 +1,6 @@
 """A dry run: what a plan comes to, from lengths alone."""
 
+import copy
 from dataclasses import dataclass
 from typing import final
 
@@ -11,7 +12,7 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.settings import shown, whole
 from batchloom.plan import Mixture, Plan, check_world
 from batchloom.plan.mixture import is_positive
-from batchloom.plan.order import AssumedStore, Cut, SourceOrder, quotas
+from batchloom.plan.order import AssumedStore, Cut, SourceOrder, SourceOrders, quotas
 from batchloom.store import Store
 
 Ints = NDArray[np.int64]
@@ -148,13 +149,13 @@ def forecast(
         )
     if (whole(world_size) or 0) < 1:
         raise SettingsError([f"world_size: {shown(world_size)} is no whole number of at least 1"])
-    for stretch in plan.course.stretches:
+    for stretch in plan.orders.course.stretches:
         check_world(stretch.size, 0, world_size)
-    own = plan.twin()
-    counted = not own.course.cuts and own.has_counts
-    measures = _measured(own)
+    own = copy.copy(plan)
+    counted = not own.orders.course.cuts and own.orders.counted
+    measures = _measured(own.orders)
     run = _Run(own, measures)
-    sources = tuple(_source(run, number) for number in own.weighed)
+    sources = tuple(_source(run, number) for number in own.orders.weighed)
     places = run.places()
     tokens = sum(source.tokens_served for source in sources)
     size = sum(source.bytes for source in sources)
@@ -179,33 +180,33 @@ def forecast(
         world_size=world_size,
         hours=places / tokens_per_second / 3600 if tokens_per_second else None,
         sources=sources,
-        shares=_held_shares(run) if isinstance(own.data, Mixture) else (),
+        shares=_held_shares(run) if isinstance(own.orders.data, Mixture) else (),
     )
 
 
 def _cut_padding(plan: Plan) -> float:
     """Padding of the first window where each step is cut to its longest row."""
-    lengths = plan.rows(*plan.grouped.window(0)).lengths
+    lengths = plan.rows(*plan.orders.window(0)).lengths
     size = plan.spec.global_batch_size
     longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
     return 1 - int(lengths.sum()) / (int(longest.sum()) * size)
 
 
-def _measured(plan: Plan) -> dict[tuple[int, int], Measure]:
+def _measured(orders: SourceOrders) -> dict[tuple[int, int], Measure]:
     """A measure of every source, in every packing an edit makes of it; those before are what it follows from."""
-    eras = len(plan.course.cuts) + 1
-    pools = sum(plan.order(number).pools.count for number in plan.weighed) * eras
-    most = max(_PACKED // (len(plan.weighed) * eras), 2)
+    eras = len(orders.course.cuts) + 1
+    pools = sum(orders.order(number).pools.count for number in orders.weighed) * eras
+    most = max(_PACKED // (len(orders.weighed) * eras), 2)
     found: dict[tuple[int, int], Measure] = {}
-    for era, numbers in enumerate(plan.weighed_by_era):
+    for era, numbers in enumerate(orders.weighed_by_era):
         estimated = {number for (_, number), one in found.items() if not one.exact}
         for number in estimated:
-            served = plan.served_in(number, era - 1)
+            served = orders.served_in(number, era - 1)
             # Who served nothing stands where it stood, and nothing is counted of it.
             if served.any():
-                plan.cuts[era, number] = _cut_between_pools(plan.order(number, era - 1), served)
+                orders.cuts[era, number] = _cut_between_pools(orders.order(number, era - 1), served)
         for number in numbers:
-            order = plan.order(number, era)
+            order = orders.order(number, era)
             found[era, number] = measure_pools(order, pools if pools <= _PACKED else most)
     return found
 
@@ -224,9 +225,9 @@ def _cut_between_pools(order: SourceOrder, served: Ints) -> Cut:
     return tuple((epoch, max(slot, 0), 0) for slot in slots)
 
 
-def _first_era(plan: Plan, number: int) -> int:
+def _first_era(orders: SourceOrders, number: int) -> int:
     """The first packing that a source has a weight in."""
-    return next(era for era, numbers in enumerate(plan.weighed_by_era) if number in numbers)
+    return next(era for era, numbers in enumerate(orders.weighed_by_era) if number in numbers)
 
 
 @final
@@ -234,39 +235,40 @@ class _Run:
     """The stretches of a run under one schedule, and what each source serves in them."""
 
     def __init__(self, plan: Plan, measures: dict[tuple[int, int], Measure]) -> None:
-        self.plan, self.measures = plan, measures
+        self.plan, self.orders, self.measures = plan, plan.orders, measures
+        orders = self.orders
         steps = plan.steps
         last = plan.positions_of(steps - 1)[1] if steps else 0
-        plan.timeline.segment_at(max(last - 1, 0))
+        orders.timeline.segment_at(max(last - 1, 0))
         # With last='drop' some of what is left is not served; and sources may end a run inside a step.
         end = min(plan.positions, last)
-        self.end = end if plan.timeline.end is None else min(end, plan.timeline.end)
+        self.end = end if orders.timeline.end is None else min(end, orders.timeline.end)
         self.pieces: list[tuple[int, int, int, np.ndarray]] = []
-        for segment in plan.timeline.segments():
+        for segment in orders.timeline.segments():
             if segment.position >= self.end:
                 break
-            until = min(plan.timeline.until(segment) or self.end, self.end)
+            until = min(orders.timeline.until(segment) or self.end, self.end)
             served = (segment.served(until) - segment.bases).sum(axis=1)
             self.pieces.append((segment.position, until, segment.era, served))
         self.exact_tokens = (
-            len(plan.course.cuts) == 0
+            len(orders.course.cuts) == 0
             and plan.spec.lanes == 1
-            and not plan.course.bans
+            and not orders.course.bans
             and all(m.pool_tokens is not None for m in measures.values())
         )
         self.empty = max(last - self.end, 0)
-        stretches = plan.course.stretches
+        stretches = orders.course.stretches
         held = 0
         for place, at in enumerate(stretches):
             until = stretches[place + 1].step if place + 1 < len(stretches) else steps
             held += max(min(until, steps) - at.step, 0) * at.size
         self.skipped = last - held
-        self.tokens = {number: self._tokens(number) for number in plan.weighed}
+        self.tokens = {number: self._tokens(number) for number in orders.weighed}
 
     def places(self) -> int:
         """Tokens that the sequences of all steps have room for."""
-        plan, steps, found = self.plan, self.plan.steps, 0
-        stretches = plan.course.stretches
+        steps, found = self.plan.steps, 0
+        stretches = self.orders.course.stretches
         for place, at in enumerate(stretches):
             until = stretches[place + 1].step if place + 1 < len(stretches) else steps
             found += max(min(until, steps) - at.step, 0) * at.size * at.seq_len
@@ -275,12 +277,12 @@ class _Run:
     def least_places(self) -> float:
         """Places of the run that no packing of the documents that are served could do without."""
         served = least = 0.0
-        for number in self.plan.weighed:
+        for number in self.orders.weighed:
             for era, count in self.sequences(number).items():
-                order, measure = self.plan.order(number, era), self.measures[era, number]
+                order, measure = self.orders.order(number, era), self.measures[era, number]
                 served += count * order.spec.seq_len
                 least += count * order.spec.seq_len * measure.least / order.sequences
-        empty = self.empty * self.plan.course.stretch_at(self.end).seq_len
+        empty = self.empty * self.orders.course.stretch_at(self.end).seq_len
         return (self.places() - empty) * least / served if served else 0.0
 
     def part(self, number: int) -> float:
@@ -299,7 +301,7 @@ class _Run:
     def epochs(self, number: int) -> float:
         """Passes over a source."""
         return sum(
-            count / self.plan.order(number, era).sequences
+            count / self.orders.order(number, era).sequences
             for era, count in self.sequences(number).items()
         )
 
@@ -307,7 +309,7 @@ class _Run:
         """Tokens of a source."""
         found = 0.0
         for era, count in self.sequences(number).items():
-            order, measure = self.plan.order(number, era), self.measures[era, number]
+            order, measure = self.orders.order(number, era), self.measures[era, number]
             if self.exact_tokens and measure.pool_tokens is not None:
                 found += _tokens_of(order, measure.pool_tokens, count)
             else:
@@ -322,10 +324,10 @@ class _Run:
         for position, until, era, served in self.pieces:
             if not served[number]:
                 continue
-            part = int(served[number]) / self.plan.order(number, era).sequences
+            part = int(served[number]) / self.orders.order(number, era).sequences
             if done < 1 <= done + part:
                 at = position + (until - position) * (1 - done) / part
-                return self.plan.course.step_at(max(int(np.ceil(at)) - 1, 0))[0]
+                return self.orders.course.step_at(max(int(np.ceil(at)) - 1, 0))[0]
             done += part
         return None
 
@@ -345,10 +347,10 @@ def _tokens_of(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
 
 
 def _source(run: _Run, number: int) -> SourceForecast:
-    plan, first = run.plan, _first_era(run.plan, number)
+    plan, orders, first = run.plan, run.orders, _first_era(run.orders, number)
     name, order, measure = (
         plan.names[number],
-        plan.order(number, first),
+        orders.order(number, first),
         run.measures[first, number],
     )
     store = plan.stores[name]
@@ -356,7 +358,7 @@ def _source(run: _Run, number: int) -> SourceForecast:
     everything = sum(run.tokens.values())
     part = run.part(number)
     weight, effective = _shares(run, number)
-    gone = plan.timeline.exhausted.get(number)
+    gone = orders.timeline.exhausted.get(number)
     size = store.dtype.itemsize if isinstance(store, Store) else _UNKNOWN_BYTES
     return SourceForecast(
         name=name,
@@ -375,7 +377,7 @@ def _source(run: _Run, number: int) -> SourceForecast:
         error=effective / weight - 1 if weight and effective is not None else None,
         share=tokens / max(everything, 1),
         through=run.through(number),
-        exhausted=None if gone is None or gone >= run.end else plan.course.steps_until(gone),
+        exhausted=None if gone is None or gone >= run.end else orders.course.steps_until(gone),
         bytes=tokens * size,
         mixing=mixing(order, plan.spec.global_batch_size * part, part) if part else None,
     )
@@ -383,11 +385,11 @@ def _source(run: _Run, number: int) -> SourceForecast:
 
 def _held_shares(run: _Run) -> tuple[HeldShares, ...]:
     """The shares of a mixture's sources, and where they change."""
-    plan = run.plan
-    segments = [one for one in plan.timeline.segments() if one.position < run.end]
+    plan, orders = run.plan, run.orders
+    segments = [one for one in orders.timeline.segments() if one.position < run.end]
     return tuple(
         HeldShares(
-            plan.course.steps_until(segment.position),
+            orders.course.steps_until(segment.position),
             {
                 plan.names[number]: count / segment.schedule.period
                 for number, count in zip(
@@ -401,20 +403,20 @@ def _held_shares(run: _Run) -> tuple[HeldShares, ...]:
 
 def _shares(run: _Run, number: int) -> tuple[float | None, float | None]:
     """Weight and effective share of a source at the beginning, in the unit of the mixture."""
-    plan = run.plan
-    if not isinstance(plan.data, Mixture):
+    plan, orders = run.plan, run.orders
+    if not isinstance(orders.data, Mixture):
         return None, None
-    weights = plan.shares(plan.course.changes[0].weights)
-    segment = plan.timeline.segments()[0]
+    weights = orders.shares(orders.course.changes[0].weights)
+    segment = orders.timeline.segments()[0]
     slots = dict(zip(segment.sources.tolist(), segment.schedule.counts, strict=True))
     given = {}
     for one, count in slots.items():
-        order, measure = plan.order(one), run.measures[0, one]
+        order, measure = orders.order(one), run.measures[0, one]
         per = {
             "tokens": measure.tokens / order.sequences,
             "documents": order.pools.chosen / order.sequences,
             "epochs": 1 / order.sequences,
         }
-        given[one] = count * per[plan.data.unit]
+        given[one] = count * per[orders.data.unit]
     total = sum(given.values())
     return weights.get(plan.names[number], 0.0), given.get(number, 0.0) / total

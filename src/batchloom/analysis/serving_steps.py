@@ -117,7 +117,7 @@ def when_and_why(
     last = plan.steps - 1 if asked["last_step"] is None else min(asked["last_step"], plan.steps - 1)
     name, found, unserved = plan.names[number], [], []
     for one in documents:
-        bans = [p for p, n, numbers in plan.course.bans if n == name and one in numbers]
+        bans = [p for p, n, numbers in plan.orders.course.bans if n == name and one in numbers]
         places = seen(plan, number, one, last) if last >= 0 else []
         if not places:
             unserved.append(Unserved(name, one, why_unserved(plan, number, one, last)))
@@ -147,7 +147,7 @@ def _documents(
     plan: Plan, asked: dict[str, int | None], source: str | None, file: str | None
 ) -> tuple[int, list[int]]:
     """The number of the source in the plan, and the documents that are asked for."""
-    names = [plan.names[n] for n in plan.weighed]
+    names = [plan.names[n] for n in plan.orders.weighed]
     document, record = asked["document"], asked["record"]
     if document is not None:
         name = source if source in plan.names else None

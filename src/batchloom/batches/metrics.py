@@ -267,7 +267,7 @@ class Meter:
             found["perf/imbalance"] = sum(one.dealt for one in uneven) / len(uneven)
             found["perf/imbalance_in_order"] = sum(one.in_order for one in uneven) / len(uneven)
         sums = np.sum([one.sources for one in facts], 0).tolist()
-        if self._loader.plan.course.bans:
+        if self._loader.plan.orders.course.bans:
             found["data/banned"] = float(sum(one.banned for one in facts))
         for name, own in zip(self._loader.plan.stores, sums, strict=True):
             found[f"data/{name}/tokens"] = float(own)

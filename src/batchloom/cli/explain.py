@@ -157,7 +157,7 @@ def when(
     )
     with order.told():
         plan, found = plan_asked(asked)
-        done = plan.course.step_at(int(found.state["position"]))[0] if found else None
+        done = plan.orders.course.step_at(int(found.state["position"]))[0] if found else None
         if last_step is None and done is not None and is_endless(plan):
             last_step = max(done - 1, 0)
         showings, unserved = when_and_why(

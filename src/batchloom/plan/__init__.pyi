@@ -6,7 +6,6 @@ from .order.edits import Edit as Edit
 from .order.lane_plan import LanePlan as LanePlan
 from .order.lanes import lane_pool_default as lane_pool_default, lane_stretches as lane_stretches
 from .order.plan import Plan as Plan
-from .order.plan_state import with_journal as with_journal
 from .order.rank_slices import (
     Mesh as Mesh,
     check_world as check_world,
@@ -19,6 +18,7 @@ from .order.row_dealing import (
     row_costs as row_costs,
     stretches as stretches,
 )
+from .order.state_journal import with_journal as with_journal
 from .packing.packing_bound import least_sequences as least_sequences
 from .packing.permutation import Permutation as Permutation
 from .packing.plan_spec import ORDER_VERSION as ORDER_VERSION, PlanSpec as PlanSpec

@@ -187,7 +187,11 @@ def has_targets(loader: Loader, steps: int) -> bool:
         return looked < steps or any(loader.trained_tokens(step) for step in range(looked))
     stop = steps * plan.spec.global_batch_size
     looked_at = _LOOKED_AT_MASKED if store.masked else _LOOKED_AT
-    while position < stop and (place := plan.locate(position)) and not place.epoch:
+    while position < stop:
+        # Rows grouped by length may come from anywhere in their window.
+        place = plan.orders.locate(plan.orders.window(position)[0])
+        if place is None or place.epoch:
+            return False
         end = min(stop, position + looked_at)
         rows = plan.rows(position, end)
         long = rows.lengths > 1
@@ -345,7 +349,7 @@ def open_folder(run: Run, *, resume: bool) -> int:
 def _described(run: Run) -> dict[str, Any]:
     """What a run is on: the fingerprints that must stay the same, and where it lay."""
     plan = run.loader.plan
-    if run.loader.streamed or not isinstance(plan.data, Mixture):
+    if run.loader.streamed or not isinstance(plan.orders.data, Mixture):
         return {**_place(run.store), "fingerprint": run.store.fingerprint}
     # Sources that wait for an edit are not part of what the run began with.
     return {
@@ -353,7 +357,7 @@ def _described(run: Run) -> dict[str, Any]:
         "sources": plan.identity["sources"],
         "places": {
             name: _place(store)
-            for name, store in plan.data.stores.items()
+            for name, store in plan.orders.data.stores.items()
             if isinstance(store, Store)
         },
     }
@@ -385,7 +389,7 @@ def check_edited(run: Run, plan: Plan) -> None:
         SettingsError: they cannot be shared by the ranks or cut into passes.
         TrainError: the memory cannot suffice.
     """
-    for stretch in plan.course.stretches[1:]:
+    for stretch in plan.orders.course.stretches[1:]:
         edited = replace(
             run.settings, global_batch_size=stretch.size, seq_len=max(stretch.seq_len, 2)
         )
@@ -430,10 +434,10 @@ def _introduce(run: Run, done: int) -> None:
     rows = settings.batch_size or rank_share(settings, ranks.world_size)
     stream = streamed(run.store)
     plan = run.loader.plan
-    mixed = stream is None and isinstance(plan.data, Mixture)
+    mixed = stream is None and isinstance(plan.orders.data, Mixture)
     # A plan of many pools is counted beside the training, and not waited for here.
-    known = stream is None and not mixed and (plan.has_counts or plan.pools.count == 1)
-    sequences = plan.sequences_per_epoch if known else 0
+    known = stream is None and not mixed and (plan.orders.counted or plan.orders.pools.count == 1)
+    sequences = plan.orders.sequences_per_epoch if known else 0
     seen = settings.steps * settings.global_batch_size
     parameters = sum(weight.numel() for weight in run.model.parameters())
     epochs = f", {seen / sequences:.2f} epochs" if sequences else ""
@@ -469,7 +473,7 @@ def _tell_store(run: Run) -> None:
             f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
             "(noise_prob); labels stay the true ones"
         )
-    if run.store.weights and not isinstance(plan.data, Mixture):
+    if run.store.weights and not isinstance(plan.orders.data, Mixture):
         weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.weights[:_SHOWN])
         more = (
             f" and {len(run.store.weights) - _SHOWN:,} more"

@@ -207,7 +207,7 @@ def _order_problems(args: Any) -> list[str]:
 
 def _rows(loader: Loader) -> int | None:
     """Rows of every step of a rank; None where edits change them."""
-    found = {loader.share_at(stretch.step).rows for stretch in loader.plan.course.stretches}
+    found = {loader.share_at(stretch.step).rows for stretch in loader.plan.orders.course.stretches}
     return None if len(found) > 1 else found.pop()
 
 

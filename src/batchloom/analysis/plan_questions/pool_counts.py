@@ -20,8 +20,8 @@ _WALKED = 128
 
 def adopt_tables(plan: Plan) -> bool:
     """Let the sources of a plan adopt those of their tables that are cached; whether all have theirs."""
-    for era, numbers in enumerate(plan.weighed_by_era):
-        orders = [plan.order(number, era) for number in numbers]
+    for era, numbers in enumerate(plan.orders.weighed_by_era):
+        orders = [plan.orders.order(number, era) for number in numbers]
         for order in orders:
             if not order.counted and isinstance(order.store, Store):
                 load_table(order, table_folders(order.store))
@@ -36,9 +36,9 @@ def have_tables(plan: Plan) -> None:
 
     Tables of stores on disk are kept for the next question.
     """
-    for era, numbers in enumerate(plan.weighed_by_era):
+    for era, numbers in enumerate(plan.orders.weighed_by_era):
         for number in numbers:
-            order = plan.order(number, era)
+            order = plan.orders.order(number, era)
             if order.counted:
                 continue
             if order.pools.count <= IN_PLACE or not isinstance(order.store, Store):
@@ -51,7 +51,7 @@ def have_tables_for(plan: Plan, position: int) -> None:
     """Have what it takes to find a position: near ones are walked to, for far ones there are tables."""
     if adopt_tables(plan):
         return
-    orders = [plan.order(number) for number in plan.weighed]
+    orders = [plan.orders.order(number) for number in plan.orders.weighed]
     if all(order.pools.count <= IN_PLACE for order in orders):
         return
     pools = sum(order.pools.count for order in orders)
@@ -80,9 +80,9 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
         StoreError: the tables can be kept nowhere.
     """
     found = []
-    for era, numbers in enumerate(plan.weighed_by_era):
+    for era, numbers in enumerate(plan.orders.weighed_by_era):
         for number in numbers:
-            order = plan.order(number, era)
+            order = plan.orders.order(number, era)
             folders = table_folders(opened_of(order))
             if not load_table(order, folders):
                 wait_for_table(order, folders)

@@ -25,7 +25,7 @@ def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         return f"it is empty, or its media are others than source {name!r} takes of its store (media={media!r})"
     if not length:
         return "it is empty: there is no token to serve"
-    specs = [plan.order(number, era).spec for era in _eras(plan, number)]
+    specs = [plan.orders.order(number, era).spec for era in _eras(plan, number)]
     if all(spec.overlong == "drop" and length > spec.seq_len for spec in specs):
         store = plan.stores[name]
         cut = (
@@ -40,13 +40,13 @@ def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     if last < 0:
         return "the run has no step"
     # Of a window of group_by_length that has begun, the rows still to come count as its turn.
-    end = min(plan.grouped.window(plan.positions_of(last)[1] - 1)[1], plan.positions)
+    end = min(plan.orders.window(plan.positions_of(last)[1] - 1)[1], plan.positions)
     served = _served(plan, number, end)
     if not served:
         return f"source {name!r} has no weight up to step {last:,}{_later(plan, number, end)}"
-    total = plan.order(number, _eras(plan, number)[0]).sequences
+    total = plan.orders.order(number, _eras(plan, number)[0]).sequences
     skips = " Edits skip steps." if any(edit.skip for edit in plan.edits) else ""
-    ended = plan.timeline.end is not None and plan.timeline.end <= end
+    ended = plan.orders.timeline.end is not None and plan.orders.timeline.end <= end
     later = "The sources end the run" if ended else "Later steps may hold it"
     return (
         f"its turn does not come up to step {last:,}: until then {name} serves {counted(served, 'sequence')}, and an "
@@ -55,22 +55,22 @@ def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
 
 
 def _eras(plan: Plan, number: int) -> list[int]:
-    return [era for era, numbers in enumerate(plan.weighed_by_era) if number in numbers]
+    return [era for era, numbers in enumerate(plan.orders.weighed_by_era) if number in numbers]
 
 
 def _served(plan: Plan, number: int, end: int) -> int:
     """Sequences of a source before a position."""
     found = 0
-    for segment in plan.timeline.segments():
+    for segment in plan.orders.timeline.segments():
         if segment.position < end:
-            until = min(plan.timeline.until(segment) or end, end)
+            until = min(plan.orders.timeline.until(segment) or end, end)
             found += int((segment.served(until) - segment.bases)[number].sum())
     return found
 
 
 def _later(plan: Plan, number: int, end: int) -> str:
     """After how many steps a source has a weight, where that is later than a position."""
-    for change in plan.course.changes:
+    for change in plan.orders.course.changes:
         if change.position >= end and plan.names[number] in weighed_in(change.weights, plan.names):
-            return f"; it has one after {counted(plan.course.steps_until(change.position), 'step')}"
+            return f"; it has one after {counted(plan.orders.course.steps_until(change.position), 'step')}"
     return ""

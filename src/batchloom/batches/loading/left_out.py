@@ -50,7 +50,7 @@ def announce_left_out(plan: Plan, gone: Mapping[str, tuple[int, ...]]) -> bool:
 
 def _leaving(plan: Plan) -> list[SourceOrder]:
     """The sources that leave out what is too long."""
-    return [order for order in plan.orders() if order.spec.overlong in ("drop", "truncate")]
+    return [order for order in plan.orders.latest() if order.spec.overlong in ("drop", "truncate")]
 
 
 def _whose(order: SourceOrder) -> str:
@@ -65,7 +65,7 @@ def _keeps(order: SourceOrder) -> str:
 
 def announce_cut(plan: Plan) -> None:
     """Tell that conversations are cut, where a store of texts and conversations has long documents."""
-    for order in plan.orders():
+    for order in plan.orders.latest():
         store, spec = order.store, order.spec
         if not (isinstance(store, Store) and store.mixed and spec.overlong == "split"):
             continue

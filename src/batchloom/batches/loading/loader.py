@@ -1,5 +1,6 @@
 """The loader: a store (or a ready plan) in, the batches of one rank out."""
 
+import copy
 import os
 import threading
 import weakref
@@ -323,7 +324,7 @@ class Loader:
         """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
         # Not while an edit is at it: rows looked up ahead have to be of the plan that batches are made of.
         with self._turn:
-            plan = self._beside = self.plan.twin()
+            plan = self._beside = copy.copy(self.plan)
         fetching, over = self._fetching(plan, first), False
 
         def begin(step: int) -> Begun[Staged] | None:
@@ -381,7 +382,7 @@ class Loader:
                 f"There is no step {asked}: there are {self.plan.steps:,}, numbered from 0 to "
                 f"{self.plan.steps - 1}."
             )
-        if not self.plan.has_counts and step > 0:
+        if not self.plan.orders.counted and step > 0:
             self._wait()
         return self.batch(step)
 
@@ -548,12 +549,12 @@ class Loader:
     def renew(self) -> None:
         """Have locks of its own, after a fork: what another thread held is held for ever."""
         self._turn = threading.RLock()
-        self.plan = self.plan.twin()
+        self.plan = copy.copy(self.plan)
 
     def _use(self, plan: Plan) -> None:
         """Go on by another plan of the same stores; the lock is held."""
         # Before anybody else has the plan, so that it stands still.
-        beside = plan.twin() if self._is_far else plan
+        beside = copy.copy(plan) if self._is_far else plan
         self.store = store_of(plan)
         self.plan = plan
         self._beside = beside
@@ -629,7 +630,7 @@ class Loader:
             refuse_undealt(plan, self.spec)
             with self._turn:
                 self._use(plan)
-        step, inside = plan.course.step_at(position)
+        step, inside = plan.orders.course.step_at(position)
         if inside:
             raise StateError(
                 f"The state's position {position} lies inside step {step}; the state was changed by hand."
@@ -655,7 +656,7 @@ class Loader:
 
 def _make_copy(plan: Plan, options: dict[str, Any], state: dict[str, Any]) -> Loader:
     """Make a pickled or copied loader, which goes on where the first one stood."""
-    loader = Loader(plan.twin(), **options)
+    loader = Loader(copy.copy(plan), **options)
     loader.load_state_dict(state)
     return loader
 

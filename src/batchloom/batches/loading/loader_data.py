@@ -43,10 +43,10 @@ def store_of(plan: Plan) -> Store | Shelf:
     Raises:
         InputError: stores that are only lengths, or of preferences.
     """
-    shelf = shelf_of(plan.stores, bans=bool(plan.course.bans))
+    shelf = shelf_of(plan.stores, bans=bool(plan.orders.course.bans))
     for store in shelf.stores.values():
         refuse_preferences(store)
-    alone = not isinstance(plan.data, Mixture) and not plan.course.bans
+    alone = not isinstance(plan.orders.data, Mixture) and not plan.orders.course.bans
     return next(iter(shelf.stores.values())) if alone else shelf
 
 
@@ -173,7 +173,7 @@ def _dropping(mixture: Mixture) -> Mixture:
 
 def overlong_of(plan: Plan) -> dict[str, Overlong]:
     """What becomes of long documents of each source of a plan."""
-    said = plan.data.sources if isinstance(plan.data, Mixture) else {}
+    said = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
     return {
         name: (said[name].overlong if name in said else None) or plan.spec.overlong
         for name in plan.stores

@@ -103,8 +103,8 @@ def refuse_cut_by_edit(plan: Plan) -> None:
     Raises:
         PlanError: names a document, and the least ``seq_len`` that would do.
     """
-    era = len(plan.weighed_by_era) - 1
-    for order in (plan.order(number, era) for number in plan.weighed_by_era[era]):
+    era = len(plan.orders.weighed_by_era) - 1
+    for order in (plan.orders.order(number, era) for number in plan.orders.weighed_by_era[era]):
         store = order.store
         if not (isinstance(store, Store) and holds_media(store)):
             continue
@@ -146,7 +146,7 @@ def _refuse(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
     Raises:
         PlanError: says what to leave out.
     """
-    mixed = isinstance(plan.data, Mixture)
+    mixed = isinstance(plan.orders.data, Mixture)
     rules = overlong_of(plan)
     for name, store in plan.stores.items():
         if not (isinstance(store, Store) and holds_media(store)):

@@ -55,7 +55,7 @@ def table_folders(store: Store) -> list[Path]:
 
 def load_tables(plan: Plan) -> None:
     """Let the sources of a plan adopt those of their tables that are cached."""
-    for order in plan.orders():
+    for order in plan.orders.latest():
         if not order.counted:
             load_table(order, table_folders(opened_of(order)))
 
@@ -121,9 +121,9 @@ def wait_for_tables(plan: Plan) -> None:
 
     Sources of few pools are counted at once. Tells the log ``batchloom`` (level INFO) every few seconds how far it is.
     """
-    while not plan.has_counts:
+    while not plan.orders.counted:
         # What another seq_len packs anew follows when what was packed before is known.
-        for order in plan.orders():
+        for order in plan.orders.latest():
             if order.pools.count <= IN_PLACE:
                 order.count_all()
             else:
@@ -208,7 +208,9 @@ def _lock_file(name: str, folders: list[Path]) -> int | None:
 def count_once_a_node(plan: Plan) -> None:
     """Start counting the pools of a plan whose run has begun, in one process of the node."""
     local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
-    large = any(order.pools.count > IN_PLACE and not order.counted for order in plan.orders())
+    large = any(
+        order.pools.count > IN_PLACE and not order.counted for order in plan.orders.latest()
+    )
     if local == "0" and large:
         count_beside(plan)
 
@@ -224,7 +226,7 @@ def count_beside(plan: Plan) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    waiting = [order for order in plan.orders() if not order.counted]
+    waiting = [order for order in plan.orders.latest() if not order.counted]
     request = canonical([_request(order) for order in waiting])
     threading.Thread(target=process.communicate, args=(request,), daemon=True).start()
 

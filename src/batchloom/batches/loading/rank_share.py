@@ -126,7 +126,7 @@ def share_of_run(loader: Dealt, first: int = 0) -> Share:
         PlanError: edits have a later step make more or fewer; says from which on.
     """
     share = loader.share_at(first)
-    for stretch in () if loader.streamed else loader.plan.course.stretches:
+    for stretch in () if loader.streamed else loader.plan.orders.course.stretches:
         if stretch.step > first and (later := loader.share_at(stretch.step)).passes != share.passes:
             raise PlanError(
                 f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
@@ -143,7 +143,7 @@ def refuse_undealt(plan: Plan, spec: BatchSpec) -> None:
     Raises:
         PlanError: says which sizes would fit.
     """
-    for stretch in plan.course.stretches:
+    for stretch in plan.orders.course.stretches:
         share_of(plan.spec_at(stretch.step), spec)
 
 
@@ -188,7 +188,7 @@ def rank_rows(
         rows, positions = reorder_rows(rows, own), start + own
     elif lanes > 1 and lanes % place.world_size == 0:
         part = (place.rank, place.world_size)
-        rows, positions = plan.rows(start, stop, part), plan.positions_in(start, stop, part)
+        rows, positions = plan.rows(start, stop, part), plan.orders.positions_in(start, stop, part)
     else:
         first, last = rank_positions(0, stop - start, place.rank, place.world_size)
         rows, positions = (
@@ -247,7 +247,7 @@ def ranks_of_rows(
     start, stop = plan.positions_of(step)
     ranks = np.zeros(costs.shape[-1], np.int64)
     for rank in range(world_size):
-        ranks[plan.positions_in(start, stop, (rank, world_size)) - start] = rank
+        ranks[plan.orders.positions_in(start, stop, (rank, world_size)) - start] = rank
     return ranks
 
 

@@ -69,7 +69,7 @@ def sizes_of(plan: Plan, share: Callable[[PlanSpec], Share]) -> Sizes:
     steps: list[int] = []
     each: list[int] = []
     before = [0]
-    for stretch in plan.course.stretches:
+    for stretch in plan.orders.course.stretches:
         if steps:
             before.append(before[-1] + (stretch.step - steps[-1]) * each[-1])
         steps.append(stretch.step)
@@ -262,7 +262,7 @@ def blocks_of(plan: Plan | LanePlan) -> list[int]:
     """Of each source, how many neighbouring documents the plan keeps together."""
     if not isinstance(plan, Plan):
         return [1]
-    return [max(plan.order(number).pools.blocks) for number in range(len(plan.names))]
+    return [max(plan.orders.order(number).pools.blocks) for number in range(len(plan.names))]
 
 
 # The interpreter ends a thread that runs on where it stands, and where that is C++ the process aborts.

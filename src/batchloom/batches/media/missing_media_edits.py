@@ -107,10 +107,11 @@ def resumed(plan: Plan, gone: Gone, state: dict[str, Any]) -> tuple[Plan, int]:
         StateError: it is of another plan.
         PlanError, SettingsError: as :func:`without_gone`.
     """
-    if gone and plan.edits == without_gone(plan.with_edits(()), gone, 0).edits:
-        plan = plan.with_edits(())
+    if gone:
+        bare = Plan(plan.orders.data, plan.spec, (), plan.orders)
+        plan = bare if plan.edits == without_gone(bare, gone, 0).edits else plan
     plan = with_journal(plan, state)
     position = plan.resume(state)
     if not gone:
         return plan, position
-    return without_gone(plan, gone, plan.course.step_at(position)[0]), position
+    return without_gone(plan, gone, plan.orders.course.step_at(position)[0]), position

@@ -12,7 +12,6 @@ from .lanes import (
     no_sequence as no_sequence,
     rank_lanes as rank_lanes,
 )
-from .plan import SOURCE as SOURCE
 from .plan_checks import refuse_past_end as refuse_past_end
 from .plan_state import differences as differences
 from .rank_slices import (
@@ -25,3 +24,4 @@ from .rank_slices import (
 from .row_dealing import Costs as Costs, Imbalance as Imbalance, costliest_first as costliest_first
 from .source_cuts import Cut as Cut
 from .source_order import SourceOrder as SourceOrder, quotas as quotas
+from .source_orders import SOURCE as SOURCE, SourceOrders as SourceOrders

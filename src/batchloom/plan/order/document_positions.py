@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from batchloom.plan.order.length_groups import Grouped
 from batchloom.plan.order.plan import Plan
+from batchloom.plan.order.row_windows import Windows
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.timeline import Segment
 
@@ -38,9 +40,9 @@ def seen(plan: Plan, number: int, document: int, last_step: int) -> list[Seen]:
     last = min(last_step, plan.steps - 1)
     end = plan.positions_of(last)[1]
     # What a window holds is served anywhere in it.
-    end = min(plan.grouped.window(end - 1)[1], plan.positions)
-    plan.timeline.segment_at(max(end - 1, 0))
-    segments = [s for s in plan.timeline.segments() if number in s.sources.tolist()]
+    end = min(plan.orders.window(end - 1)[1], plan.positions)
+    plan.orders.timeline.segment_at(max(end - 1, 0))
+    segments = [s for s in plan.orders.timeline.segments() if number in s.sources.tolist()]
     found: list[Seen] = []
     for era in sorted({segment.era for segment in segments}):
         mine = [segment for segment in segments if segment.era == era]
@@ -51,8 +53,8 @@ def seen(plan: Plan, number: int, document: int, last_step: int) -> list[Seen]:
 
 def _in_era(plan: Plan, segments: list[Segment], what: tuple[int, int], end: int) -> list[Seen]:
     number, document = what
-    order = plan.order(number, segments[0].era)
-    epoch, epochs = order.first_epoch, plan.epochs_of(number)
+    order = plan.orders.order(number, segments[0].era)
+    epoch, epochs = order.first_epoch, plan.orders.epochs_of(number)
     found = [
         one
         for lane, index, of in order.rest_indices(document)
@@ -68,15 +70,19 @@ def _in_era(plan: Plan, segments: list[Segment], what: tuple[int, int], end: int
             if (one := _seen_at(plan, segments, (number, lane, index), epoch))
         ]
         epoch += 1
-    return [_moved(plan, one) for one in found if one.position < end]
+    found = [one for one in found if one.position < end]
+    return _group_by_length(plan, found) if plan.spec.group_by_length else found
 
 
-def _moved(plan: Plan, one: Seen) -> Seen:
-    """Where a sequence is served by its length, if rows are grouped by it."""
-    position = plan.served_at(one.position)
-    if position == one.position:
-        return one
-    return Seen(*plan.course.step_at(position), position, one.epoch)
+def _group_by_length(plan: Plan, found: list[Seen]) -> list[Seen]:
+    """Return where sequences are served when rows are grouped by length."""
+    grouped = Grouped(Windows(plan.orders))
+    with plan.orders.lock:
+        positions = [grouped.served(one.position) for one in found]
+    return [
+        Seen(*plan.orders.course.step_at(position), position, one.epoch)
+        for position, one in zip(positions, found, strict=True)
+    ]
 
 
 def _begins_before(
@@ -86,7 +92,7 @@ def _begins_before(
     if not order.counted:
         order.count_all()
     last = segments[-1]
-    until = min(plan.timeline.until(last) or end, end)
+    until = min(plan.orders.timeline.until(last) or end, end)
     served = last.served(max(until, last.position))[number]
     return bool((served > order.quotas(epoch)).any())
 
@@ -97,7 +103,9 @@ def _seen_at(
     """Where a sequence of a source is served; None if it is not, since its step was left out or the source retired."""
     number, lane, index = sequence
     last = segments[-1]
-    tail = plan.timeline.tail(number, last, plan.timeline.until(last) or plan.timeline.sure)
+    tail = plan.orders.timeline.tail(
+        number, last, plan.orders.timeline.until(last) or plan.orders.timeline.sure
+    )
     turn = tail.turn(lane, index) if tail else None
     for segment in reversed(segments):
         position = (
@@ -105,10 +113,10 @@ def _seen_at(
         )
         if position is None:
             continue
-        until = plan.timeline.until(segment)
+        until = plan.orders.timeline.until(segment)
         if until is not None and position >= until:
             return None
-        step, row = plan.course.step_at(position)
+        step, row = plan.orders.course.step_at(position)
         first, stop = plan.positions_of(step)
         # A position that an edit skipped belongs to no step.
         return Seen(step, row, position, epoch) if first + row == position < stop else None

@@ -1,7 +1,6 @@
 """A plan in the order of lanes: over what a stream kept it repeats the stream."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, NoReturn, final
@@ -27,8 +26,8 @@ from batchloom.plan.order.lanes import (
     rank_lanes,
 )
 from batchloom.plan.order.plan_state import check_belongs, other_settings, refusing_no_state
-from batchloom.plan.order.row_windows import WHOLE
 from batchloom.plan.order.source_order import SourceOrder
+from batchloom.plan.order.source_orders import SOURCE, WHOLE
 from batchloom.plan.order.timeline import Stretch, course_of
 from batchloom.plan.packing import (
     ORDER_VERSION,
@@ -55,8 +54,8 @@ class _Pool:
 class _Lane:
     """One lane: which documents its pools hold, and where its sequences are."""
 
-    def __init__(self, plan: "LanePlan", lane: int) -> None:
-        self._plan, self.lane = plan, lane
+    def __init__(self, orders: "LaneOrders", lane: int) -> None:
+        self._orders, self.lane = orders, lane
         self._known = [_Pool(0, 0, 0)]
         self._entered: dict[tuple[int, int], Rows] = {}
 
@@ -68,10 +67,10 @@ class _Lane:
 
     def documents(self, epoch: int, number: int) -> NDArray[np.int64]:
         """Numbers in the store of the documents of a pool, in the order they are read."""
-        plan, spec = self._plan, self._plan.spec
-        order = lane_stretches(len(plan.bounds) - 1, plan.lanes, spec, self.lane, epoch)
-        first = plan.bounds[:-1][order]
-        sizes = plan.bounds[1:][order] - first
+        orders, spec = self._orders, self._orders.spec
+        order = lane_stretches(len(orders.bounds) - 1, spec.lanes, spec, self.lane, epoch)
+        first = orders.bounds[:-1][order]
+        sizes = orders.bounds[1:][order] - first
         ends = np.cumsum(sizes)
         start = lane_pool_start(spec, epoch, number)
         stop = min(start + lane_pool_size(spec, epoch, number), int(ends[-1]) if len(ends) else 0)
@@ -94,8 +93,9 @@ class _Lane:
         documents = self.documents(epoch, number)
         if not len(documents):
             return None
-        plan = self._plan
-        found = lane_rows(plan.store.lengths.take(documents), plan.spec, self.lane, epoch, number)
+        orders = self._orders
+        lengths = orders.data.lengths.take(documents)
+        found = lane_rows(lengths, orders.spec, self.lane, epoch, number)
         rows = Rows(
             found.pointers,
             found.sources,
@@ -113,11 +113,11 @@ class _Lane:
         """Why an epoch gives no sequence, and what would mend it."""
         documents, shortest, number = 0, 0, 0
         while len(found := self.documents(epoch, number)):
-            least = int(self._plan.store.lengths.take(found).min())
+            least = int(self._orders.data.lengths.take(found).min())
             shortest = min(shortest, least) if documents else least
             documents, number = documents + len(found), number + 1
         if documents:
-            return all_too_long(documents, shortest, self._plan.spec)
+            return all_too_long(documents, shortest, self._orders.spec)
         return "it was dealt no document", "Give more input"
 
     def locate(self, sequence: int) -> tuple[_Pool, Rows]:
@@ -129,7 +129,9 @@ class _Lane:
             if rows is None:
                 barren += 1
                 if barren > 1:
-                    raise no_sequence(self.lane, self._plan.lanes, *self._nothing(pool.epoch))
+                    raise no_sequence(
+                        self.lane, self._orders.spec.lanes, *self._nothing(pool.epoch)
+                    )
                 pool = _Pool(pool.epoch + 1, 0, pool.before)
                 continue
             if len(rows):
@@ -138,6 +140,42 @@ class _Lane:
                 self.begin(pool)
                 return pool, rows
             pool = _Pool(pool.epoch, pool.number + 1, pool.before + len(rows))
+
+
+@final
+class LaneOrders:
+    """The lanes of a plan, under the names that the loader reads of :class:`SourceOrders`.
+
+    Args:
+        data: The store.
+        spec: Settings of the order, with the number of lanes and the pool size.
+        bounds: Number of the first document of each stretch, and of documents, int64 [stretches + 1].
+
+    Attributes:
+        data, spec, bounds: As given.
+        lanes: The lanes, by their numbers.
+        course: The run as one stretch, which nothing changes.
+        lock: Guards the pools that lanes have entered.
+        counted: Always true: every lane is walked from the nearest known pool.
+    """
+
+    counted = True
+
+    def __init__(self, data: PlanStore, spec: PlanSpec, bounds: NDArray[np.int64]) -> None:
+        self.data, self.spec, self.bounds = data, spec, bounds
+        first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
+        self.course = course_of({SOURCE: 1.0}, first, (), ())
+        self.lanes = [_Lane(self, lane) for lane in range(spec.lanes)]
+        self.lock = RLock()
+
+    def latest(self) -> list[SourceOrder]:
+        """Return the orders whose pools are counted: none."""
+        return []
+
+    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+        """Return the positions of a part: (r, R) is of those that are r modulo R."""
+        rank, ranks = part
+        return np.arange(start + (rank - start) % ranks, stop, ranks)
 
 
 @final
@@ -160,12 +198,8 @@ class LanePlan:
         check_lanes(lanes, spec.global_batch_size)
         if spec.group_by_length:
             raise not_of_lanes("cannot be grouped by length")
-        self.store, self.lanes, self.bounds = store, lanes, bounds
         self.spec = replace(spec, lanes=lanes, pool_size=spec.pool_size or LANE_POOL_SIZE)
-        self.data, self.stores = store, {"data": store}
-        self.edits: tuple[()] = ()
-        first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
-        self.course = course_of({"data": 1.0}, first, (), ())
+        self.stores, self.edits = {SOURCE: store}, ()
         if spec.steps is None:
             raise PlanError("A plan in the order of lanes has no epochs of its own: give steps.")
         if int(bounds[-1]) != store.lengths.size or (np.diff(bounds) < 0).any():
@@ -173,40 +207,26 @@ class LanePlan:
                 f"The stretches end at document {int(bounds[-1])} and the subset has {store.lengths.size}: it is not "
                 "what a stream kept, or documents were appended or moved since."
             )
-        self._lanes = [_Lane(self, lane) for lane in range(lanes)]
-        self._lock = RLock()
+        self.orders = LaneOrders(store, self.spec, bounds)
 
     def __repr__(self) -> str:
         spec = self.spec
         return (
-            f"LanePlan({counted(self.lanes, 'lane')}, {self.steps:,} steps of {spec.global_batch_size:,} sequences of "
+            f"LanePlan({counted(spec.lanes, 'lane')}, {self.steps:,} steps of {spec.global_batch_size:,} sequences of "
             f"{spec.seq_len:,} tokens, packing {spec.packing}, seed {spec.seed})"
         )
 
-    def edited(self, edit: Edit) -> NoReturn:
-        """Refuse an edit.
+    def __copy__(self) -> "LanePlan":
+        orders = self.orders
+        return LanePlan(orders.data, self.spec, lanes=self.spec.lanes, bounds=orders.bounds)
 
-        Raises:
-            PlanError: always.
-        """
-        self.with_edits((edit,))
-
-    def with_edits(self, _edits: Sequence[Edit]) -> NoReturn:
+    def edited(self, *_edits: Edit) -> NoReturn:
         """Refuse edits: the order repeats a stream, which has none.
 
         Raises:
             PlanError: always.
         """
         raise not_of_lanes("takes no edits")
-
-    def twin(self) -> "LanePlan":
-        """The same plan, for after a fork."""
-        return LanePlan(self.store, self.spec, lanes=self.lanes, bounds=self.bounds)
-
-    @property
-    def has_counts(self) -> bool:
-        """Nothing is counted: every lane is walked from the nearest pool that is known."""
-        return True
 
     @property
     def steps(self) -> int:
@@ -230,10 +250,10 @@ class LanePlan:
             "lanes_version": LANES_VERSION,
             "spec": {**plain, "order": "lanes"},
             "sources": {
-                "data": {
-                    "store": self.store.fingerprint,
-                    "documents": self.store.lengths.size,
-                    "stretches": fingerprint(self.bounds.tolist()),
+                SOURCE: {
+                    "store": self.orders.data.fingerprint,
+                    "documents": self.orders.data.lengths.size,
+                    "stretches": fingerprint(self.orders.bounds.tolist()),
                 }
             },
         }
@@ -242,10 +262,6 @@ class LanePlan:
     def fingerprint(self) -> str:
         """32 hex digits that name the order."""
         return fingerprint(self.identity)
-
-    def orders(self) -> list[SourceOrder]:
-        """Sources whose pools are counted: none."""
-        return []
 
     def spec_at(self, _step: int) -> PlanSpec:
         """The settings that hold at a step."""
@@ -256,23 +272,18 @@ class LanePlan:
         size = self.spec.global_batch_size
         return step * size, (step + 1) * size
 
-    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
-        """The positions of a part of ``start`` to ``stop - 1``: (r, R) is of those that are r modulo R."""
-        rank, ranks = part
-        return np.arange(start + (rank - start) % ranks, stop, ranks)
-
     def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
         """The rows of positions ``start`` to ``stop - 1``, or of a part of them."""
-        with self._lock:
-            return self._rows(self.positions_in(start, stop, part))
+        with self.orders.lock:
+            return self._rows(self.orders.positions_in(start, stop, part))
 
     def _rows(self, positions: NDArray[np.int64]) -> Rows:
         pieces, places = [], []
-        for lane in np.unique(positions % self.lanes).tolist():
-            mine = np.flatnonzero(positions % self.lanes == lane)
-            sequence, last = (int(positions[at]) // self.lanes for at in (mine[0], mine[-1]))
+        for lane in np.unique(positions % self.spec.lanes).tolist():
+            mine = np.flatnonzero(positions % self.spec.lanes == lane)
+            sequence, last = (int(positions[at]) // self.spec.lanes for at in (mine[0], mine[-1]))
             while sequence <= last:
-                pool, rows = self._lanes[lane].locate(sequence)
+                pool, rows = self.orders.lanes[lane].locate(sequence)
                 end = min(pool.before + len(rows), last + 1)
                 pieces.append(slice_rows(rows, sequence - pool.before, end - pool.before))
                 sequence = end
@@ -282,16 +293,16 @@ class LanePlan:
 
     def epochs(self, position: int) -> dict[str, float]:
         """Whole passes of the first lane before a position."""
-        with self._lock:
-            pool, _ = self._lanes[0].locate(-(-position // self.lanes))
-        return {"data": float(pool.epoch)}
+        with self.orders.lock:
+            pool, _ = self.orders.lanes[0].locate(-(-position // self.spec.lanes))
+        return {SOURCE: float(pool.epoch)}
 
     def state(self, position: int) -> dict[str, Any]:
         """A position as plain JSON values, with what it takes to go on there at once."""
         cursors = {}
-        with self._lock:
-            for lane in self._lanes:
-                pool, _ = lane.locate(-(-(position - lane.lane) // self.lanes))
+        with self.orders.lock:
+            for lane in self.orders.lanes:
+                pool, _ = lane.locate(-(-(position - lane.lane) // self.spec.lanes))
                 cursors[str(lane.lane)] = [pool.epoch, pool.number, pool.before]
         plain = {
             "order_version": ORDER_VERSION,
@@ -314,9 +325,11 @@ class LanePlan:
         ours = self.identity
         check_belongs(state, self.fingerprint, lambda: other_settings(theirs, ours, named))
         with refusing_no_state():
-            pools = [_Pool(*state["lanes"][str(lane)]) for lane in rank_lanes(self.lanes, 0, 1)]
-        with self._lock:
-            for lane, pool in zip(self._lanes, pools, strict=True):
+            pools = [
+                _Pool(*state["lanes"][str(lane)]) for lane in rank_lanes(self.spec.lanes, 0, 1)
+            ]
+        with self.orders.lock:
+            for lane, pool in zip(self.orders.lanes, pools, strict=True):
                 lane.begin(pool)
         return position
 

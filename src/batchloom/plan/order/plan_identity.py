@@ -1,37 +1,80 @@
 """What names an order: every field that decides it, as plain values."""
 
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any, final
 
+from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import to_plain
 from batchloom.plan.mixture import Mixture, weighed_in
+from batchloom.plan.order.edits import edit_plain
+from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.packing import ORDER_VERSION, PlanSpec
-
-if TYPE_CHECKING:
-    from batchloom.plan.order.plan import Plan
 
 # What may change between a run and its continuation without changing the order.
 _NOT_ORDER = ("epochs", "steps", "last")
 
 
-def origin_identity(plan: "Plan") -> dict[str, Any]:
-    """The identity of a plan before any edit.
+@final
+class PlanIdentity:
+    """The names of an order: what it began with, and every edit since.
+
+    Args:
+        orders: Of the sources.
+    """
+
+    def __init__(self, orders: SourceOrders) -> None:
+        self._orders = orders
+
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        """Every field that decides the order, before any edit."""
+        return _origin_fields(self._orders)
+
+    @cached_property
+    def journal(self) -> list[dict[str, Any]]:
+        """The edits as plain values, each with the sources it adds and the fingerprint after it."""
+        orders = self._orders
+        sources = set(self.origin["sources"])
+        name, entries = fingerprint(self.origin), []
+        for edit in orders.edits:
+            entry = edit_plain(edit)
+            used = weighed_in(edit.weights, orders.names) if edit.weights is not None else set()
+            added = sorted(used - sources)
+            if added:
+                entry["added"] = {
+                    source: _source_fields(orders, orders.names.index(source)) for source in added
+                }
+                sources |= set(added)
+            name = fingerprint([name, entry])
+            entries.append({**entry, "fingerprint": name})
+        return entries
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits that name the order after all edits."""
+        name: str = self.journal[-1]["fingerprint"] if self.journal else fingerprint(self.origin)
+        return name
+
+
+def _origin_fields(orders: SourceOrders) -> dict[str, Any]:
+    """Return the identity of a plan before any edit.
 
     A plan of one store has the fields it always had; lanes, alignment and mixture are named where there are some.
     """
-    spec = {k: v for k, v in plan.spec.identity_fields().items() if k not in _NOT_ORDER}
+    spec = {k: v for k, v in orders.spec.identity_fields().items() if k not in _NOT_ORDER}
     # Orders from before these could be asked for keep their fingerprint.
     for name, default in (("lanes", 1), ("align", 1), ("group_by_length", 0)):
         if spec[name] == default:
             del spec[name]
-    if plan.spec.group_by_length:
-        spec |= _end(plan.spec)
+    if orders.spec.group_by_length:
+        spec |= _end(orders.spec)
     identity: dict[str, Any] = {"order_version": ORDER_VERSION, "spec": spec}
-    mixture = plan.data
+    mixture = orders.data
     if not isinstance(mixture, Mixture):
-        spec["block"] = plan.pools.blocks[0]
-        return {**identity, "sources": {plan.names[0]: source_identity(plan, 0)}}
-    used = _used(plan, mixture)
-    identity["sources"] = {plan.names[n]: source_identity(plan, n) for n in used}
+        spec["block"] = orders.pools.blocks[0]
+        return {**identity, "sources": {orders.names[0]: _source_fields(orders, 0)}}
+    used = _used(orders, mixture)
+    identity["sources"] = {orders.names[n]: _source_fields(orders, n) for n in used}
     identity["mixture"] = {
         "unit": mixture.unit,
         "exhausted": mixture.exhausted,
@@ -44,7 +87,7 @@ def origin_identity(plan: "Plan") -> dict[str, Any]:
     }
     if mixture.most_epochs is not None:
         # Weights under a bound of epochs are of a run of so many steps.
-        identity["mixture"]["steps"] = plan.spec.steps
+        identity["mixture"]["steps"] = orders.spec.steps
     return identity
 
 
@@ -55,21 +98,21 @@ def _end(spec: PlanSpec) -> dict[str, int]:
     return {"steps": spec.steps} if spec.steps % spec.group_by_length else {}
 
 
-def source_identity(plan: "Plan", number: int) -> dict[str, Any]:
-    """What decides the order of one source."""
-    name, pools = plan.names[number], plan.order(number).pools
-    identity = {"store": plan.stores[name].fingerprint, "documents": pools.documents}
-    if isinstance(plan.data, Mixture):
-        own = {k: v for k, v in to_plain(plan.source_spec(number)).items() if v is not None}
+def _source_fields(orders: SourceOrders, number: int) -> dict[str, Any]:
+    """Return the fields that decide the order of one source."""
+    name, pools = orders.names[number], orders.order(number).pools
+    identity = {"store": orders.stores[name].fingerprint, "documents": pools.documents}
+    if isinstance(orders.data, Mixture):
+        own = {k: v for k, v in to_plain(orders.source_spec(number)).items() if v is not None}
         identity.update(block=pools.blocks[0], **own)
     return {**identity, **pools.layers_identity()}
 
 
-def _used(plan: "Plan", mixture: Mixture) -> list[int]:
+def _used(orders: SourceOrders, mixture: Mixture) -> list[int]:
     found: set[str] = set()
     for weights in (mixture.weights, *(stage.weights for stage in mixture.stages)):
-        found |= weighed_in(weights, plan.names)
-    return [n for n, name in enumerate(plan.names) if name in found]
+        found |= weighed_in(weights, orders.names)
+    return [n for n, name in enumerate(orders.names) if name in found]
 
 
 def _plain(weights: Any) -> Any:

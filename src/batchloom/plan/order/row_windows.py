@@ -1,18 +1,15 @@
 """Rows of many sources: gathered source by source, for a window of positions at once."""
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.plan.mixture import Mixture
+from batchloom.plan.order.source_orders import WHOLE, SourceOrders
 from batchloom.plan.order.timeline import Segment
 from batchloom.plan.packing import Rows, join_rows, named, reorder_rows, slice_rows
 
-if TYPE_CHECKING:
-    from batchloom.plan.order.plan import Plan
-
-WHOLE = (0, 1)
 # Gathering costs each source some microseconds, so of several more is gathered than was asked for.
 _WINDOW = 8192
 _KEPT_WINDOWS = 4
@@ -20,27 +17,31 @@ _KEPT_WINDOWS = 4
 
 @final
 class Windows:
-    """The rows of a plan's positions; the latest windows are kept.
+    """The rows of positions, before rows are grouped by length; the latest windows are cached.
+
+    Callers hold the lock of the orders.
 
     Args:
-        plan: the order; whoever asks holds its lock.
+        orders: What serves each position.
     """
 
-    def __init__(self, plan: "Plan") -> None:
-        self._plan = plan
+    def __init__(self, orders: SourceOrders) -> None:
+        self.orders = orders
         # One source in one lane that nobody edits: positions are its own numbers.
-        self._plain = not (isinstance(plan.data, Mixture) or plan.edits or plan.spec.lanes > 1)
+        self._plain = not (
+            isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1
+        )
         self._kept: dict[tuple[int, int], tuple[int, int, Rows]] = {}
-        # Of each ban of the plan's course the numbers of its documents.
+        # Of each ban of the course the numbers of its documents.
         self._gone: dict[int, NDArray[np.int64]] = {}
         self._era = 0
 
     def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
-        """What ``Plan.rows`` gives."""
+        """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
         if self._plain:
-            epochs = None if self._plan.spec.steps is not None else self._plan.spec.epochs or 1
-            end = stop if epochs else max(min(stop, self._plan.positions), start)
-            return join_rows(self._plan.order(0).rows(0, start, end, epochs), stop - start)
+            epochs = None if self.orders.spec.steps is not None else self.orders.spec.epochs or 1
+            end = stop if epochs else max(min(stop, self.orders.positions), start)
+            return join_rows(self.orders.order(0).rows(0, start, end, epochs), stop - start)
         first, last, rows = self._window(start, stop, part)
         if (first, last) == (start, stop):
             return rows
@@ -53,44 +54,14 @@ class Windows:
         if part == WHOLE:
             return positions
         return (
-            positions // self._plan.spec.lanes * len(range(part[0], self._plan.spec.lanes, part[1]))
+            positions
+            // self.orders.spec.lanes
+            * len(range(part[0], self.orders.spec.lanes, part[1]))
         )
-
-    def positions(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
-        """What ``Plan.positions_in`` gives."""
-        positions = np.arange(start, stop)
-        if part == WHOLE or start == stop:
-            return positions
-        rank, ranks = part
-        mine = self.lanes(start, stop) % ranks == rank
-        kept: NDArray[np.int64] = positions[mine]
-        return kept
-
-    def lanes(self, start: int, stop: int) -> NDArray[np.int64]:
-        """What ``Plan.lanes_of`` gives."""
-        found = np.arange(start, stop) % self._plan.spec.lanes
-        for segment, first, last in self._stretch(start, stop):
-            if segment is not None:
-                found[first - start : last - start] = segment.at(np.arange(first, last))[1]
-        return found
-
-    def _stretch(self, start: int, stop: int) -> list[tuple[Segment | None, int, int]]:
-        """The segments of a range of positions; None past the end of the run."""
-        found: list[tuple[Segment | None, int, int]] = []
-        while start < stop:
-            segment = self._plan.timeline.segment_at(start)
-            until = stop if segment is None else self._plan.timeline.until(segment) or stop
-            # What is known to follow may have been found while this was asked.
-            if segment is not None:
-                self._plan.timeline.segment_at(min(until, stop) - 1)
-                until = self._plan.timeline.until(segment) or stop
-            found.append((segment, start, min(until, stop)))
-            start = min(until, stop)
-        return found
 
     def _window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
         """Rows of a range that holds the one asked for: of many sources more are made at once."""
-        if len(self._plan.names) == 1 and self._plan.spec.lanes == 1:
+        if len(self.orders.names) == 1 and self.orders.spec.lanes == 1:
             return start, stop, self._made(start, stop, part)
         kept = self._kept.get(part)
         if kept and kept[0] <= start and stop <= kept[1]:
@@ -106,26 +77,28 @@ class Windows:
         return made
 
     def _window_end(self, start: int, stop: int) -> int:
-        lanes = self._plan.spec.lanes
+        lanes = self.orders.spec.lanes
         end = max(stop, (start + _WINDOW) // lanes * lanes)
-        for position, _ in self._plan.course.cuts:
+        for position, _ in self.orders.course.cuts:
             if stop <= position < end:
                 end = position
-        if self._plan.spec.steps is not None:
-            end = max(min(end, self._plan.positions), stop)
+        if self.orders.spec.steps is not None:
+            end = max(min(end, self.orders.positions), stop)
         return end
 
     def _made(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
-        end = stop if self._plan.spec.steps is None else max(min(stop, self._plan.positions), start)
+        end = (
+            stop if self.orders.spec.steps is None else max(min(stop, self.orders.positions), start)
+        )
         pieces = []
-        for segment, a, b in self._stretch(start, end):
-            positions = self.positions(a, b, part)
+        for segment, a, b in self.orders.segments_in(start, end):
+            positions = self.orders.positions_in(a, b, part)
             if segment is None:
                 continue
             if segment.era > self._era:
                 # The pools of a packing that is over are not asked for again.
                 self._era = segment.era
-                self._plan.forget_rows(segment.era)
+                self.orders.forget_rows(segment.era)
             made = self._gathered(segment, positions)
             pieces.append(self._banned(made, positions))
         return join_rows(pieces, self._rows_in(stop - start, part))
@@ -133,16 +106,16 @@ class Windows:
     def _gathered(self, segment: Segment, positions: NDArray[np.int64]) -> Rows:
         """The rows of positions of one segment, gathered source by source and lane by lane."""
         epochs = None
-        if not isinstance(self._plan.data, Mixture) and self._plan.spec.steps is None:
-            epochs = self._plan.spec.epochs or 1
+        if not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None:
+            epochs = self.orders.spec.epochs or 1
         if segment.plain:
             number, first = int(segment.sources[0]), segment.index(int(positions[0]))
-            pieces = self._plan.order(number, segment.era).rows(
+            pieces = self.orders.order(number, segment.era).rows(
                 0, first, first + len(positions), epochs
             )
             return named(join_rows(pieces, len(positions)), number)
-        sources, lanes, indices, shared = self._plan.timeline.dealt(segment, positions)
-        groups = sources * self._plan.spec.lanes + lanes
+        sources, lanes, indices, shared = self.orders.timeline.dealt(segment, positions)
+        groups = sources * self.orders.spec.lanes + lanes
         if shared:
             # What lanes lend each other comes in any order: consecutive sequences are found anew.
             order = np.lexsort((indices, groups))
@@ -157,7 +130,9 @@ class Windows:
             at = order[begin]
             number, lane, first = int(sources[at]), int(lanes[at]), int(indices[at])
             pieces = (
-                self._plan.order(number, segment.era).rows(lane, first, first + end - begin, epochs)
+                self.orders.order(number, segment.era).rows(
+                    lane, first, first + end - begin, epochs
+                )
                 if first >= 0
                 else []
             )
@@ -168,7 +143,7 @@ class Windows:
 
     def _banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
         """The same rows, with the spans of documents marked that are banned by then."""
-        for number, (position, name, numbers) in enumerate(self._plan.course.bans):
+        for number, (position, name, numbers) in enumerate(self.orders.course.bans):
             if not numbers or not len(positions) or positions[-1] < position:
                 continue
             # There may be a million of them, ascending: they are not made an array and sorted for each step.
@@ -176,7 +151,7 @@ class Windows:
                 self._gone[number] = np.array(numbers, np.int64)
             gone = self._gone[number]
             late = np.repeat(positions >= position, np.diff(rows.pointers))
-            late &= rows.sources == self._plan.names.index(name)
+            late &= rows.sources == self.orders.names.index(name)
             nearest = np.minimum(gone.searchsorted(rows.documents), len(gone) - 1)
             hit = late & (gone[nearest] == rows.documents)
             if hit.any():

@@ -23,8 +23,8 @@ def mixture_lines(plan: Plan, steps: int) -> list[str]:
         steps: how many it is to have.
     """
     lines = []
-    if isinstance(plan.data, Mixture):
-        lines = _mixture_lines(plan, plan.data.exhausted, steps)
+    if isinstance(plan.orders.data, Mixture):
+        lines = _mixture_lines(plan, plan.orders.data.exhausted, steps)
     if plan.journal:
         last = plan.journal[-1]
         note = f" ({last['note']})" if "note" in last else ""
@@ -36,11 +36,12 @@ def mixture_lines(plan: Plan, steps: int) -> list[str]:
 
 
 def _mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
-    end = plan.course.position_of(steps)
-    known = exhausted == "repeat" or plan.has_counts or plan.documents <= _AT_ONCE
+    orders = plan.orders
+    end = orders.course.position_of(steps)
+    known = exhausted == "repeat" or orders.counted or plan.documents <= _AT_ONCE
     if known:
-        plan.timeline.segment_at(end - 1)
-    segments = [one for one in plan.timeline.segments() if one.position < end]
+        orders.timeline.segment_at(end - 1)
+    segments = [one for one in orders.timeline.segments() if one.position < end]
     lines = []
     for number, segment in enumerate(segments[:_SHOWN]):
         shares = {
@@ -56,22 +57,26 @@ def _mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
             f"mix    exhausted={exhausted}: which source runs out is found while its sequences are counted"
         )
     gone = sorted(
-        (where, source) for source, where in plan.timeline.exhausted.items() if where < end
+        (where, source) for source, where in orders.timeline.exhausted.items() if where < end
     )
     for where, source in gone[:_SHOWN]:
         what = "the run ends" if exhausted == "stop" else "the others take its share"
         lines.append(
             f"mix    {plan.names[source]} is exhausted after {_steps(plan, where)}: {what}"
         )
-    if exhausted == "redistribute" and plan.timeline.end is not None and plan.timeline.end < end:
-        done = _steps(plan, plan.timeline.end)
+    if (
+        exhausted == "redistribute"
+        and orders.timeline.end is not None
+        and orders.timeline.end < end
+    ):
+        done = _steps(plan, orders.timeline.end)
         lines.append(f"mix    all sources are exhausted after {done}, and the run ends")
     return lines
 
 
 def _steps(plan: Plan, position: int) -> str:
     """How many steps are done where what a position begins holds for whole steps: one number, from 0 or 1 counted."""
-    return counted(plan.course.steps_until(position), "step")
+    return counted(plan.orders.course.steps_until(position), "step")
 
 
 def _named(shares: dict[str, float]) -> str:

@@ -1,0 +1,486 @@
+"""Everything below the rows of a plan: its sources, their orders, and the timeline that serves them."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import PlanError, SettingsError
+from batchloom.plan.mixture import (
+    Caps,
+    Measured,
+    Mixture,
+    PlanStore,
+    SourceSpec,
+    Weights,
+    apportion,
+    flat_weights,
+    measure,
+    sequence_shares,
+    weighed_in,
+)
+from batchloom.plan.order.edits import Edit
+from batchloom.plan.order.plan_checks import check_run
+from batchloom.plan.order.source_cuts import Cut, continued, cut_at
+from batchloom.plan.order.source_order import Found, Known, SourceOrder, quotas
+from batchloom.plan.order.timeline import Segment, Stretch, Timeline, course_of
+from batchloom.plan.packing import LeftOut, PlanSpec, Pools, inside_window
+
+SOURCE = "data"
+WHOLE = (0, 1)
+
+# By era and number of the source.
+_Key = tuple[int, int]
+Learned = tuple[dict[_Key, Known], dict[_Key, Measured], dict[_Key, Cut | None]]
+
+
+@final
+class SourceOrders:
+    """The orders of the sources of one plan, and which of them serves each position.
+
+    An era is the part of a run between two edits of ``seq_len``: each era packs its sources anew.
+    Pools are counted and orders are made when they are first needed.
+
+    Args:
+        data: One store, or a mixture.
+        spec: Settings of the order.
+        edits: Changes later in the run, in the order they were decided.
+        known: Orders of the same data and spec, whose counts and cuts are taken over. They save work alone.
+
+    Attributes:
+        data, edits: As given.
+        spec: As given, with the pool size chosen.
+        stores: Stores by source name.
+        names: Source names, in the order of their numbers in rows. A lone store is called ``data``.
+        course: Where edits and stages change weights, sizes and lengths.
+        timeline: Which source and lane serves each position.
+        cuts: By era and source number, where an edit of ``seq_len`` left the source.
+        lock: Guards everything that is found out on the way. Callers outside ``plan`` need it only to keep others out.
+    """
+
+    def __init__(
+        self,
+        data: PlanStore | Mixture,
+        spec: PlanSpec,
+        edits: Sequence[Edit] = (),
+        known: "SourceOrders | None" = None,
+    ) -> None:
+        self.data, self.edits = data, tuple(edits)
+        mixture = data if isinstance(data, Mixture) else None
+        self.stores: Mapping[str, PlanStore] = (
+            dict(sorted(data.stores.items())) if isinstance(data, Mixture) else {SOURCE: data}
+        )
+        self.names = tuple(self.stores)
+        self.spec = spec.with_pools_for(self._count_first_sources())
+        check_run(data, self.stores, spec, self.edits)
+        self.lock = threading.RLock()
+        self._orders: dict[_Key, SourceOrder] = {}
+        # What other orders of the same data found out; each is dropped when the order here has it.
+        self._learned: dict[_Key, Known] = {}
+        self._measured: dict[_Key, Measured] = {}
+        self.cuts: dict[_Key, Cut | None] = {}
+        if known is not None:
+            self._learn(known.learned(), every_era=self._continues(known))
+        first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
+        weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
+        self.course = course_of(weights, first, mixture.stages if mixture else (), self.edits)
+        self._check_stages()
+        self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.course.cuts))
+        self._check_lengths()
+        self.timeline = Timeline(
+            self.course,
+            self._slots,
+            (len(self.names), spec.lanes),
+            self._limit,
+            stop=mixture is not None and mixture.exhausted == "stop",
+        )
+        self._check_weights()
+        if known is not None:
+            self._follow(known)
+
+    def _count_first_sources(self) -> int:
+        """Count the sources with a weight before any edit: a source added later changes no pool."""
+        if not isinstance(self.data, Mixture):
+            return 1
+        names = weighed_in(self.data.weights, self.names)
+        for stage in self.data.stages:
+            names |= weighed_in(stage.weights, self.names)
+        return len(names)
+
+    def _continues(self, known: "SourceOrders") -> bool:
+        """Whether the edits begin with those of other orders."""
+        return self.edits[: len(known.edits)] == known.edits
+
+    def learned(self) -> Learned:
+        """Return copies of what was found out: counts of orders, measures and cuts."""
+        # A copy of the items: another thread may make an order meanwhile.
+        known = {key: order.known for key, order in list(self._orders.items())}
+        return {**self._learned, **known}, dict(self._measured), dict(self.cuts)
+
+    def _learn(self, learned: Learned, *, every_era: bool) -> None:
+        """Take over what other orders found out; of every era, or of the first alone."""
+        counts, measured, cuts = learned
+        self._learned = {key: one for key, one in counts.items() if every_era or not key[0]}
+        self._measured = {key: one for key, one in measured.items() if every_era or not key[0]}
+        self.cuts = cuts if every_era else {}
+
+    def _follow(self, known: "SourceOrders") -> None:
+        """Take over the timeline before the first edit that is new: nothing there has changed."""
+        if not self._continues(known):
+            return
+        new, until = self.edits[len(known.edits) :], known.timeline.sure
+        if new:
+            until = min(until, known.course.position_of(new[0].step) - 1)
+        exhausted = {n: at for n, at in known.timeline.exhausted.items() if at <= until}
+        tails = {n: quotas(s, self.spec.lanes) for n, s in known.timeline.tails(until).items()}
+        self.timeline.adopt(exhausted, max(until, 0), tails)
+
+    def _check_stages(self) -> None:
+        """Refuse stages that begin inside a window of rows grouped by length; edits are checked before."""
+        steps = self.spec.group_by_length
+        for change in self.course.changes if steps else ():
+            step, _ = self.course.step_at(change.position)
+            if step % steps:
+                raise PlanError(
+                    f"A stage of the mixture begins at step {step:,}, {inside_window(step, steps)}"
+                )
+
+    def _check_lengths(self) -> None:
+        """Refuse what would end the run at some step: a too long document, a source without sequences."""
+        # What nobody edits gives something at its first step, or has none: then what is left out can be asked for.
+        later = isinstance(self.data, Mixture)
+        for era, numbers in enumerate(self.weighed_by_era):
+            for number in numbers:
+                # A source that was measured has been checked before.
+                if (era, number) in self._measured:
+                    continue
+                spec, store = self._spec_of(number, era), self.stores[self.names[number]]
+                if spec.overlong == "error":
+                    Pools(store.lengths, spec, self.names[number]).refuse_overlong()
+                if spec.overlong == "error" or ((later or era) and _may_give_nothing(spec, store)):
+                    self._measure(number, era)
+
+    def _check_weights(self) -> None:
+        """Refuse weights of later in the run that cannot be met; the timeline has begun with the first."""
+        eras = enumerate(self.course.weights_by_era())
+        for era, weights in [(era, one) for era, held in eras for one in held][1:]:
+            self._slots(weights, frozenset(), era)
+
+    @property
+    def store(self) -> PlanStore:
+        """The store of a plan of one store.
+
+        Raises:
+            PlanError: it is a mixture.
+        """
+        if isinstance(self.data, Mixture):
+            raise PlanError("A mixture has several stores; plan.stores names them.")
+        return self.data
+
+    @property
+    def pools(self) -> Pools:
+        """The pools of a plan of one store."""
+        return self.order(self._only()).pools
+
+    def _only(self) -> int:
+        _ = self.store
+        return 0
+
+    def source_spec(self, number: int) -> SourceSpec:
+        """Return the mixture's settings of one source."""
+        given = self.data.sources if isinstance(self.data, Mixture) else {}
+        return given.get(self.names[number], SourceSpec())
+
+    def _spec_of(self, number: int, era: int) -> PlanSpec:
+        own = self.source_spec(number)
+        return self.spec.for_source(self._seq_lens[era], own.seed, own.overlong)
+
+    def order(self, number: int, era: int = 0) -> SourceOrder:
+        """Return the order of a source in an era."""
+        with self.lock:
+            order = self._orders.get((era, number))
+            if order is None:
+                order = self._make_order(number, era)
+                self._orders[era, number] = order
+            return order
+
+    def _make_order(self, number: int, era: int) -> SourceOrder:
+        name, spec = self.names[number], self._spec_of(number, era)
+        if era == 0:
+            order = SourceOrder(name, self.stores[name], spec)
+        else:
+            before = self.order(number, era - 1)
+            cut = self.cut(number, era)
+            served = self.served_in(number, era - 1)
+            order = continued(before, spec, cut, served, self.epochs_of(number))
+        known = self._learned.pop((era, number), None)
+        if known is not None:
+            order.learn(known)
+        if len(self.names) > 1:
+            order.kept = 2
+        return order
+
+    def latest(self) -> list[SourceOrder]:
+        """Return the order in the last era of every source that has a weight from somewhere on.
+
+        The beginning of an era follows from the counts of the era before. Without them, return that one.
+        """
+        orders: dict[int, SourceOrder] = {}
+        for era, numbers in enumerate(self.weighed_by_era):
+            cut = all(self.cuts.get((era, number)) for number in numbers)
+            if era and not cut and not all(order.counted for order in orders.values()):
+                break
+            orders |= {number: self.order(number, era) for number in numbers}
+        return list(orders.values())
+
+    def cut(self, number: int, era: int) -> Cut | None:
+        """Return where a source was left when an era began; None where its lanes lent each other."""
+        if (era, number) not in self.cuts:
+            served = self.served_in(number, era - 1)
+            self.cuts[era, number] = cut_at(self.order(number, era - 1), served)
+        return self.cuts[era, number]
+
+    def served_in(self, number: int, era: int) -> NDArray[np.int64]:
+        """Count the own sequences that each lane of a source serves in an era which another follows."""
+        position = self.course.cuts[era][0]
+        if position:
+            # Not further: whether a source is exhausted behind the cut follows from the cut.
+            self.timeline.segment_at(position - 1)
+        if self.timeline.end is not None:
+            position = min(position, self.timeline.end)
+        segments = [s for s in self.timeline.segments() if s.era == era]
+        if not segments:
+            return np.zeros(self.spec.lanes, np.int64)
+        tail = self.timeline.tail(number, segments[-1], position)
+        served: NDArray[np.int64] = segments[-1].served(position)[number]
+        return served if tail is None else tail.served_at(int(served.sum()))
+
+    def forget_rows(self, era: int) -> None:
+        """Drop the cached rows of eras before ``era``."""
+        for (earlier, _), order in self._orders.items():
+            if earlier < era:
+                order.forget_rows()
+
+    @cached_property
+    def weighed(self) -> tuple[int, ...]:
+        """Numbers of the sources that have a weight somewhere in the run."""
+        return tuple(sorted({number for numbers in self.weighed_by_era for number in numbers}))
+
+    @cached_property
+    def weighed_by_era(self) -> tuple[tuple[int, ...], ...]:
+        """By era, the numbers of the sources that have a weight somewhere in it."""
+        eras = []
+        for held in self.course.weights_by_era():
+            named = set().union(*(weighed_in(weights, self.names) for weights in held))
+            eras.append(tuple(n for n, name in enumerate(self.names) if name in named))
+        return tuple(eras)
+
+    def _measure(self, number: int, era: int) -> Measured:
+        """Measure the size of a source, which weights are turned into sequences with."""
+        measured = self._measured.get((era, number))
+        if measured is None:
+            name = self.names[number]
+            measured = measure(name, self.stores[name], self._spec_of(number, era))
+            self._measured[era, number] = measured
+        return measured
+
+    def shares(self, weights: Weights, era: int = 0) -> dict[str, float]:
+        """Return the weight of every source that has one above 0, adding up to 1.
+
+        Raises:
+            SettingsError: weights bounded by epochs, in a run without a number of steps.
+            PlanError: with that bound the sources are too small for the run.
+        """
+        mixture = self.data
+        if not isinstance(mixture, Mixture):
+            return {SOURCE: 1.0}
+        caps = None
+        if mixture.most_epochs is not None:
+            if self.spec.steps is None:
+                raise SettingsError(
+                    ["steps: missing; most_epochs is of a run of a known number of steps"]
+                )
+            caps = Caps(
+                mixture.most_epochs,
+                self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,
+            )
+
+        def size(name: str) -> float:
+            return self._measure(self.names.index(name), era).tokens
+
+        return flat_weights(weights, self.names, size, mixture.temperature, caps)
+
+    def _slots(self, weights: Weights, exhausted: frozenset[int], era: int) -> dict[int, int]:
+        """Return how many slots of a period each source has."""
+        mixture = self.data
+        if not isinstance(mixture, Mixture):
+            return {0: 1}
+        flat = {
+            name: weight
+            for name, weight in self.shares(weights, era).items()
+            if self.names.index(name) not in exhausted
+        }
+        if not flat:
+            return {}
+        measured = {name: self._measure(self.names.index(name), era) for name in flat}
+        shares = sequence_shares(flat, mixture.unit, measured)
+        # The weights were not made for those that remain when others are exhausted.
+        counts = apportion(shares, self.spec.lanes, near=bool(exhausted))
+        return {self.names.index(name): count for name, count in counts.items()}
+
+    def epochs_of(self, number: int) -> int | None:
+        """Return the most passes through a source of a mixture; None for no bound."""
+        if not isinstance(self.data, Mixture) or self.data.exhausted == "repeat":
+            return None
+        return self.source_spec(number).epochs or 1
+
+    def _limit(self, number: int, era: int, counts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the sequences each lane of a source has in an era, if one has fewer than its count."""
+        epochs = self.epochs_of(number)
+        if epochs is None:
+            return None
+        order = self.order(number, era)
+        if order.surely_has(counts, epochs):
+            return None
+        quotas = order.quotas(epochs)
+        return quotas if (counts > quotas).any() else None
+
+    def left_out(self) -> LeftOut:
+        """Count what every epoch leaves out of all sources; reads all lengths."""
+        counts = [order.pools.left_out() for order in self.latest()]
+        return LeftOut(sum(one.documents for one in counts), sum(one.tokens for one in counts))
+
+    @property
+    def counted(self) -> bool:
+        """Whether the number of sequences of every pool is known."""
+        return all(order.counted for order in self.latest())
+
+    def count_all(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Count the sequences of every pool that has not been counted.
+
+        Args:
+            progress: called with (pools counted, pools) after each pool.
+        """
+        orders = self.latest()
+        pools, done = sum(order.pools.count for order in orders), 0
+        for order in orders:
+
+            def tell(counted: int, _of: int, done: int = done) -> None:
+                if progress:
+                    progress(done + counted, pools)
+
+            order.count_all(tell)
+            done += order.pools.count
+        if not self.counted:
+            # The beginning of a later era is known now.
+            self.count_all(progress)
+
+    @property
+    def sequences_per_epoch(self) -> int:
+        """Sequences of one epoch of a plan of one store; counts every pool first."""
+        return self.order(self._only(), len(self._seq_lens) - 1).sequences
+
+    @cached_property
+    def positions(self) -> int:
+        """Positions of the run's steps that carry data."""
+        if self.spec.steps is not None:
+            return self.course.position_of(self.spec.steps)
+        if isinstance(self.data, Mixture):
+            return self.timeline.run_out()
+        epochs = self.spec.epochs or 1
+        marks = [position for position, _ in self.course.cuts]
+        self.timeline.segment_at(max(marks, default=0))
+        for segment in self.timeline.segments():
+            order, until = self.order(0, segment.era), self.timeline.until(segment)
+            if until is not None and order.surely_has(segment.served(until)[0], epochs):
+                continue
+            quotas = order.quotas(epochs).tolist()
+            # The run ends at the first position of any lane for which nothing is left.
+            places = [segment.place(0, lane, end) for lane, end in enumerate(quotas)]
+            end = min(segment.position if place is None else place for place in places)
+            if until is None or end < until:
+                return end
+        raise AssertionError("the last segment of one store has no end but that of its epochs")
+
+    @property
+    def may_run_out(self) -> bool:
+        """Whether exhausted sources can end the run before its ``steps``."""
+        return isinstance(self.data, Mixture) and self.data.exhausted != "repeat"
+
+    def holds(self, position: int) -> bool:
+        """Return whether a position of a run without a number of steps carries data."""
+        if isinstance(self.data, Mixture):
+            with self.lock:
+                return self.timeline.segment_at(position) is not None
+        return self.locate(position) is not None
+
+    def locate(self, position: int) -> Found | None:
+        """Find the sequence of a position, as it is before rows are grouped by length.
+
+        Return None past the end of the run, and for one store past its epochs.
+        """
+        epochs = None if isinstance(self.data, Mixture) else self.spec.epochs or 1
+        with self.lock:
+            segment = self.timeline.segment_at(position)
+            if segment is None:
+                return None
+            if segment.plain:
+                number, lane, index = int(segment.sources[0]), 0, segment.index(position)
+            else:
+                sources, lanes, indices = segment.at(np.array([position]))
+                number, lane, index = int(sources[0]), int(lanes[0]), int(indices[0])
+            return self.order(number, segment.era).find(lane, index, epochs)
+
+    def window(self, position: int) -> tuple[int, int]:
+        """Return first and last + 1 of the positions whose rows are grouped by length with one's."""
+        steps = self.spec.group_by_length
+        if not steps:
+            return position, position + 1
+        stretch = self.course.stretch_at(position)
+        size = steps * stretch.size
+        start = position - (position - stretch.position) % size
+        stop = start + size
+        if self.spec.steps is not None:
+            # The last window of a run ends with the run.
+            end = self.course.position_of(self.spec.steps)
+            start, stop = (start, min(stop, end)) if position < end else (max(start, end), stop)
+        return start, stop
+
+    def segments_in(self, start: int, stop: int) -> list[tuple[Segment | None, int, int]]:
+        """Split a range of positions at the segments of the timeline; None past the end of the run."""
+        parts: list[tuple[Segment | None, int, int]] = []
+        while start < stop:
+            segment = self.timeline.segment_at(start)
+            until = stop if segment is None else self.timeline.until(segment) or stop
+            # The end of the segment may have been found just now.
+            if segment is not None:
+                self.timeline.segment_at(min(until, stop) - 1)
+                until = self.timeline.until(segment) or stop
+            parts.append((segment, start, min(until, stop)))
+            start = min(until, stop)
+        return parts
+
+    def lanes_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the lane of each of the positions ``start`` to ``stop - 1``, int64 [stop - start]."""
+        with self.lock:
+            lanes = np.arange(start, stop) % self.spec.lanes
+            for segment, first, last in self.segments_in(start, stop):
+                if segment is not None:
+                    lanes[first - start : last - start] = segment.at(np.arange(first, last))[1]
+            return lanes
+
+    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
+        """Return the positions of a part of ``start`` to ``stop - 1``, in the order of its rows."""
+        positions = np.arange(start, stop)
+        if part == WHOLE or start == stop:
+            return positions
+        rank, ranks = part
+        inside: NDArray[np.int64] = positions[self.lanes_of(start, stop) % ranks == rank]
+        return inside
+
+
+def _may_give_nothing(spec: PlanSpec, store: PlanStore) -> bool:
+    return spec.overlong == "drop" or not store.tokens

@@ -1,0 +1,64 @@
+"""The edits that the journal of a state holds, for a plan made without them."""
+
+from typing import Any, NoReturn
+
+from batchloom.core.errors import PlanError, SettingsError, StateError
+from batchloom.core.fingerprint import broken_link
+from batchloom.plan.order.edits import edit_from
+from batchloom.plan.order.plan import Plan
+
+
+def with_journal(plan: Plan, state: Any) -> Plan:
+    """Return the plan with the edits of a state's journal, if it has none of its own.
+
+    Raises:
+        StateError: the journal is none, or adds a source whose store the plan does not have.
+    """
+    journal = state.get("edits") if isinstance(state, dict) else None
+    if not journal or plan.edits:
+        return plan
+    try:
+        number = broken_link(state.get("identity"), journal)
+        if number is not None:
+            _refuse_changed(number, journal[number])
+        _refuse_without_stores(plan, journal)
+        told = [
+            {k: v for k, v in entry.items() if k not in ("added", "fingerprint")}
+            for entry in journal
+        ]
+        return plan.edited(*(edit_from(entry) for entry in told))
+    except StateError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, PlanError, SettingsError) as error:
+        raise StateError(
+            f"The state's journal of edits cannot be used: {error}. Use the one that was saved."
+        ) from error
+
+
+def _refuse_without_stores(plan: Plan, journal: list[dict[str, Any]]) -> None:
+    """Refuse a journal that adds a source whose store the plan does not have.
+
+    Raises:
+        StateError: names the source.
+    """
+    for entry in journal:
+        for name in entry.get("added", {}):
+            if name not in plan.stores:
+                raise StateError(
+                    f"The run's journal adds source {name!r} at step {entry['step']}: give its store, too, in the "
+                    f"stores of the mixture (fingerprint {entry['added'][name]['store'][:12]})."
+                )
+
+
+def _refuse_changed(number: int, edit: dict[str, Any]) -> NoReturn:
+    """Refuse an edit of a journal that does not give the fingerprint that was written beside it.
+
+    Raises:
+        StateError: names the edit and its fields.
+    """
+    fields = ", ".join(name for name in edit if name != "fingerprint")
+    raise StateError(
+        f"Edit {number} of the journal, at step {edit.get('step')}, was changed after it was written: one of {fields} "
+        "is not what its fingerprint says. Use the journal that was saved; a new edit is appended (loader.edit, "
+        "batchloom edit)."
+    )
