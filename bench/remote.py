@@ -156,7 +156,7 @@ def epoch(place: str, cache: str, rank: int, ranks: int, lanes: int = 1) -> int:
     )  # fmt: skip
     for _ in loader:
         pass
-    return store.fetched_bytes
+    return store.reader.fetched_bytes
 
 
 def together(url: str, work: Path, ranks: int, nodes: int = 1, lanes: int = 1) -> int:

@@ -300,7 +300,7 @@ def test_recipes_find_a_stores_shards_under_their_names_without_a_copy(folder, t
     prefixes = [tmp_path / "links" / f"corpus_{n:05d}_text_document" for n in range(3)]
     assert paths[1::2] == [str(prefix) for prefix in prefixes]
     assert sum(map(int, paths[::2])) == store.tokens
-    for prefix, stem in zip(prefixes, store.stems, strict=True):
+    for prefix, stem in zip(prefixes, store.shards.stems, strict=True):
         assert prefix.with_name(prefix.name + ".bin").samefile(stem.with_name(stem.name + ".bin"))
     indexed = theirs("indexed_dataset").IndexedDataset
     read = [doc.tolist() for prefix in prefixes for doc in indexed(str(prefix))]

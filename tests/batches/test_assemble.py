@@ -78,7 +78,7 @@ def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, 
         data.draw(st.lists(st.integers(0, 1), min_size=len(d), max_size=len(d))) for d in documents
     ]
     store = write_store(folders(), documents, documents_per_shard=7, trained=trained)
-    assert store.trained_tokens == sum(map(sum, trained))
+    assert store.contents.trained_tokens == sum(map(sum, trained))
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
     ids, targets, _ = by_hand(store, rows, seq_len, labels, trained)
     batch = assemble_rows(store, rows, seq_len, labels)

@@ -82,12 +82,12 @@ def test_an_edit_turns_the_thread_to_the_new_order(stores):
     while next(batches).step < 6:
         pass
     # Made are steps 6 to 9 at most, the others are fetched ahead.
-    assert reaches(lambda: stores["b"].fetched_bytes > 10 * STEP)
-    before = stores["a"].fetched_bytes
+    assert reaches(lambda: stores["b"].reader.fetched_bytes > 10 * STEP)
+    before = stores["a"].reader.fetched_bytes
     while next(batches, None):
         time.sleep(0.002)
     # One group of steps may have been on its way.
-    assert stores["a"].fetched_bytes <= before + 8 * STEP
+    assert stores["a"].reader.fetched_bytes <= before + 8 * STEP
 
 
 def loader_of(store, rows, **settings):
@@ -168,16 +168,16 @@ def test_how_far_is_looked_ahead_follows_what_steps_hold(stores, tmp_path, resum
         for _ in range(3):
             time.sleep(0.05)
             next(batches)
-    assert reaches(lambda: stores["a"].fetched_bytes > 600_000)
+    assert reaches(lambda: stores["a"].reader.fetched_bytes > 600_000)
     time.sleep(0.3)
     # With lengths and checksums, and what was on its way when the edit came.
-    assert stores["a"].fetched_bytes < 1_300_000
+    assert stores["a"].reader.fetched_bytes < 1_300_000
     batches.close()
 
 
 def test_steps_that_do_not_fit_are_passed_over(stores, tmp_path, caplog):
     """Between others come steps of which the cache does not hold two: told when they are made."""
-    small = open_store(stores["a"].place, cache=tmp_path / "small", cache_limit=100_000)
+    small = open_store(stores["a"].location.name, cache=tmp_path / "small", cache_limit=100_000)
     loader = loader_of(small, 1, steps=40)
     for step, rows in ((10, 32), (20, 2)):
         loader.edit(Edit(step=step, global_batch_size=rows))

@@ -25,7 +25,8 @@ from batchloom import (
 )
 from batchloom.batches import IGNORE
 from batchloom.plan import SourceSpec
-from batchloom.store import remove_documents
+from batchloom.store import MANIFEST_NAME, manifest_bytes, remove_documents
+from batchloom.store.format import seal
 from batchloom.testing import append_documents, write_store
 
 SEQ_LEN = 32
@@ -300,7 +301,9 @@ def test_synthetic_stores_mix_and_say_so():
 
 def test_long_conversations_are_left_out_and_texts_cut(tmp_path, stores, caplog):
     chats = write_store(tmp_path / "chat", documents(4, 60), trained=None)
-    chats.manifest = as_conversations(chats.manifest)
+    changed = seal(as_conversations(chats.manifest))
+    (chats.path / MANIFEST_NAME).write_bytes(manifest_bytes(changed))
+    chats = open_store(chats.path)
     with caplog.at_level(logging.WARNING, "batchloom"):
         loader = make(Mixture({"a": 1, "chat": 1}, stores={"a": stores["a"], "chat": chats}))
         list(loader)

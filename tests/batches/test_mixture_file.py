@@ -65,7 +65,7 @@ def test_synthetic_data_is_named_as_anywhere(tmp_path):
     )
     mixture = mixture_from(str(file))
     assert [len(store) for store in mixture.stores.values()] == [10, 20]
-    assert all(store.synthetic for store in mixture.stores.values())
+    assert all(store.contents.synthetic for store in mixture.stores.values())
 
 
 def test_every_problem_of_a_file_is_told_at_once(stores, tmp_path):

@@ -320,7 +320,7 @@ def test_settings_that_are_none(store):
 
 def test_where_every_rank_holds_the_same_data_it_does_in_every_topology():
     store = batchloom.open_store("dummy:documents=100,kind=random")
-    assert store.replicated
+    assert store.location.replicated
     options = {"world_size": 5, "uneven": "pad", "balance": True, "labels": "shifted"}
     held = [make(store, **options, rank=rank).batch(1) for rank in range(5)]
     assert all(np.array_equal(held[0][key], other[key]) for other in held for key in KEYS)

@@ -136,4 +136,4 @@ def test_it_crosses_processes():
     loader = make("dummy")
     plan = pickle.loads(pickle.dumps(loader.plan))
     assert plan.fingerprint == loader.plan.fingerprint
-    assert plan.orders.store.replicated
+    assert plan.orders.store.location.replicated

@@ -152,7 +152,7 @@ def test_collators_take_them(folder, tmp_path):
     (batch,) = torch.utils.data.DataLoader(pairs, batch_size=4, collate_fn=collate)
     assert batch["input_ids"].shape[0] == 8
     answers = sum(len(one[side]) for one in pairs for side in ("chosen_ids", "rejected_ids"))
-    assert int(batch["completion_mask"].sum()) == answers == store.trained_tokens
+    assert int(batch["completion_mask"].sum()) == answers == store.contents.trained_tokens
     collate = DataCollatorForUnpairedPreference(pad_token_id=store.end_id)
     (batch,) = torch.utils.data.DataLoader(
         Labels(store), batch_size=8, collate_fn=collate, num_workers=1

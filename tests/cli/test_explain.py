@@ -69,8 +69,8 @@ def test_explain_names_line_file_and_text(prepared, capsys):
 def test_when_of_a_record_is_of_all_its_documents(prepared, capsys):
     told = asked(capsys, "when", prepared, *SIZES, "--source", "in/b.jsonl", "--record", "1")
     store = open_store(prepared)
-    own = [n for n in range(len(store)) if store.origin(n).source.endswith("b.jsonl")]
-    own = [n for n in own if store.origin(n).record == 1]
+    own = [n for n in range(len(store)) if store.provenance.of(n).source.endswith("b.jsonl")]
+    own = [n for n in own if store.provenance.of(n).record == 1]
     assert len(own) > 1
     assert {one["document"] for one in told["showings"]} == set(own)
     steps = {one["step"] for one in told["showings"]}
@@ -82,7 +82,9 @@ def test_when_of_a_record_is_of_all_its_documents(prepared, capsys):
 def test_records_that_became_no_document_say_why(prepared, capsys):
     store = open_store(prepared)
     inside = {
-        store.origin(n).record for n in range(len(store)) if "a.jsonl" in store.origin(n).source
+        store.provenance.of(n).record
+        for n in range(len(store))
+        if "a.jsonl" in store.provenance.of(n).source
     }
     elsewhere = next(n for n in range(40) if n not in inside)
     for record, told in (

@@ -67,7 +67,7 @@ def test_the_preview_is_the_store(rows, settings, tmp_path):
     store = batchloom.open_store(done.path)
     (source,) = found.sources
     assert (source.documents, source.total_tokens) == (len(store), store.tokens)
-    assert source.trained_tokens == store.trained_tokens
+    assert source.trained_tokens == store.contents.trained_tokens
     assert len(source.preview) == len(store)
     for number, (shown, (ids, mask)) in enumerate(
         zip(source.preview, masks_of(store), strict=True)
@@ -75,7 +75,7 @@ def test_the_preview_is_the_store(rows, settings, tmp_path):
         flags = [flag for one in shown.pieces for flag in [one.trained] * one.tokens]
         assert flags == mask.tolist()
         assert "".join(one.text for one in shown.pieces) == store.tokenizer.decode(ids)
-        assert shown.line == store.origin(number).line
+        assert shown.line == store.provenance.of(number).line
         stops = np.cumsum([one.tokens for one in shown.pieces])
         for one, stop in zip(shown.pieces, stops, strict=True):
             assert one.text == store.tokenizer.decode(ids[stop - one.tokens : stop])
@@ -190,7 +190,7 @@ def test_what_becomes_of_long_documents_is_told_as_a_loader_has_it(tmp_path, inp
         batchloom.prepare(paths, out=tmp_path / "o", tokenizer="bytes").path
     )
     rule = batchloom.Loader(store, seq_len=64, global_batch_size=1).plan.spec.overlong
-    assert f"overlong='{rule}'" in said or store.mixed
+    assert f"overlong='{rule}'" in said or store.contents.mixed
 
 
 def test_packing_is_the_plans_and_has_a_bound(tmp_path):
@@ -490,7 +490,7 @@ def test_real_files_are_as_they_are_prepared(real_data, name, detected, document
     )
     store = batchloom.open_store(tmp_path / "store")
     assert (len(store), store.tokens) == (documents, found.tokens)
-    assert store.trained_tokens == found.trained_tokens
+    assert store.contents.trained_tokens == found.trained_tokens
 
 
 def test_a_refused_file_comes_with_the_command_that_takes_it(real_data, tmp_path):

@@ -77,7 +77,7 @@ def alone(made, model, template, store, file):
     """The summed loss of each document by itself: the processor's inputs, the store's labels."""
     rows, found = json.loads(file.read_text()), {}
     for number in range(len(store)):
-        row = rows[store.origin(number).record]
+        row = rows[store.provenance.of(number).record]
         kind = "audio" if "audios" in row else "image"
         messages = [{**one, "content": parts(one["content"], kind)} for one in row["messages"]]
         text = made.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
@@ -384,7 +384,7 @@ def moved(qwen, tmp_path):
 def test_a_medium_that_is_gone_or_another_is_told_with_its_document(moved, change, said):
     store, file = moved
     change(file.parent / "pictures" / "3_0.jpg")
-    number = next(n for n in range(len(store)) if store.origin(n).record == 3)
+    number = next(n for n in range(len(store)) if store.provenance.of(n).record == 3)
     with pytest.raises(MediumError, match=said) as told:
         list(batchloom.Loader(store, **SIZES))
     assert f"Document {number} of {store.path}" in str(told.value)

@@ -71,8 +71,11 @@ def test_kinds_split_a_store(place):
     known = StoreMedia(whole).kinds_of(np.arange(len(whole)))
     assert none.tokens + image.tokens == whole.tokens
     assert chosen(place, "any").tokens == image.tokens
-    assert none.kept[0] + image.kept[0] == len(whole)
-    assert none.trained_tokens + image.trained_tokens == whole.trained_tokens
+    assert none.contents.kept[0] + image.contents.kept[0] == len(whole)
+    assert (
+        none.contents.trained_tokens + image.contents.trained_tokens
+        == whole.contents.trained_tokens
+    )
     assert len({one.fingerprint for one in (whole, none, image, chosen(place, "any"))}) == 4
     for store, wanted in ((none, known == 0), (image, known == 1)):
         found = store.lengths.slice(0, len(store))
@@ -157,9 +160,9 @@ def test_a_run_goes_on_and_knows_its_generation(tmp_path):
     first = chosen(tmp_path, "image")
     made(tmp_path, "second", 3)
     store = chosen(tmp_path, "image")
-    assert store.generation == 2
-    assert store.generation_with(first.fingerprint) == 1
-    assert store.generation_with(chosen(tmp_path, generation=1).fingerprint) is None
+    assert store.location.generation == 2
+    assert store.contents.generation_with(first.fingerprint) == 1
+    assert store.contents.generation_with(chosen(tmp_path, generation=1).fingerprint) is None
     assert store.lengths.layers == chosen(tmp_path).lengths.layers
     assert documents_of(first)[0] < documents_of(store)[0]
     with pytest.raises(batchloom.StateError, match=r"generation 1 .* generation=1"):
@@ -169,7 +172,7 @@ def test_a_run_goes_on_and_knows_its_generation(tmp_path):
 def test_it_goes_to_other_processes(place):
     store = chosen(place, "image")
     again = pickle.loads(pickle.dumps(store))
-    assert (again.media, again.fingerprint, again.tokens) == (
+    assert (again.contents.media, again.fingerprint, again.tokens) == (
         "image",
         store.fingerprint,
         store.tokens,

@@ -60,7 +60,7 @@ def moved(made, tmp_path):
 
 
 def documents_of(store, records):
-    return sorted(n for n in range(len(store)) if store.origin(n).record in records)
+    return sorted(n for n in range(len(store)) if store.provenance.of(n).record in records)
 
 
 @pytest.fixture

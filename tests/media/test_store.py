@@ -70,7 +70,7 @@ def test_every_document_names_its_media_and_their_tokens(store, talks, processor
     assert media.any
     assert folders_of(store) == {str(talks.parent)}
     for number in range(len(store)):
-        row = rows[store.origin(number).record]
+        row = rows[store.provenance.of(number).record]
         (found,) = media.of(np.array([number]))
         assert [one.place for one in found] == row.get("images", [])
         ids = store[number].ids
@@ -249,7 +249,7 @@ def test_equal_texts_about_other_images_are_no_duplicates(tmp_path, processors):
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="exact")
-    assert [store.origin(number).record for number in range(len(store))] == [0, 1]
+    assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1]
 
 
 def test_near_duplicates_about_other_images_stay(tmp_path, processors):
@@ -263,7 +263,7 @@ def test_near_duplicates_about_other_images_stay(tmp_path, processors):
     rows.append({"messages": talk("<image>Describe it!", text), "images": ["0.png"]})
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="near")
-    assert [store.origin(number).record for number in range(len(store))] == [0, 1, 2, 3]
+    assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1, 2, 3]
 
 
 def test_paths_begin_in_the_current_folder(tmp_path, processors, monkeypatch):
@@ -393,10 +393,10 @@ def test_removed_and_compacted_documents_take_their_media_along(tmp_path, proces
     file = write_images(tmp_path / "in", 5)
     store = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
     before = {
-        store.origin(n).record: some
+        store.provenance.of(n).record: some
         for n, some in enumerate(StoreMedia(store).of(np.arange(len(store))))
     }
-    gone = store.origin(2)
+    gone = store.provenance.of(2)
     (tmp_path / "gone.txt").write_text(f"{gone.hash}\n")
     remove_documents(store.path, documents_file=tmp_path / "gone.txt")
     compact_store(store.path)
@@ -404,7 +404,7 @@ def test_removed_and_compacted_documents_take_their_media_along(tmp_path, proces
     after = batchloom.open_store(store.path)
     assert len(after) == len(store) - 1
     for number, some in enumerate(StoreMedia(after).of(np.arange(len(after)))):
-        record = after.origin(number).record
+        record = after.provenance.of(number).record
         assert record != gone.record
         told = [(one.place, one.start, one.tokens, one.digest, one.size) for one in some]
         assert told == [

@@ -111,8 +111,8 @@ def test_tars_of_captions_are_documents_and_batches(made, processor, tmp_path):
         text = f"<|vision_start|><|image_pad|><|vision_end|>Cat {number}."
         ids = made(text=[text], images=[Image.open(io.BytesIO(data))])["input_ids"][0]
         assert store[number].ids.tolist() == [*ids, store.tokenizer.end_id]
-    assert store.origin(5).source == "shards/shards-0001.tar"
-    assert store.origin(5).record == 1
+    assert store.provenance.of(5).source == "shards/shards-0001.tar"
+    assert store.provenance.of(5).record == 1
     again, _ = prepared(folder, tmp_path / "again", processor, workers=2)
     for file in (store.path / "train").iterdir():
         assert file.read_bytes() == (again.path / "train" / file.name).read_bytes()

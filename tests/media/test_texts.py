@@ -232,7 +232,7 @@ def test_preferences_do_not_lose_their_images(form, processors, tmp_path):
     rows[1]["images"] = ["0.jpg"]
     file = written(tmp_path / "in.jsonl", rows)
     store = prepared(file, tmp_path / "out", processors["qwen2_vl"], max_bad=1)
-    assert store.preferences == ("labels" if form == "label" else "pairs")
+    assert store.contents.preferences == ("labels" if form == "label" else "pairs")
     (bad,) = aside(store)
     assert bad["line"] == 2
     assert "images and audio of preferences are not read yet" in bad["reason"]
@@ -358,4 +358,4 @@ def test_captions_of_equal_words_about_other_images_are_no_duplicates(processors
     store = prepared(
         written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["gemma3"], dedup="exact"
     )
-    assert [store.origin(number).record for number in range(len(store))] == [0, 1, 2, 5]
+    assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1, 2, 5]

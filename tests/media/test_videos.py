@@ -294,7 +294,7 @@ def test_a_video_stands_as_its_frames(name, tmp_path):
         )
         media = {"images": [one for some in order for one in some]} if order else {}
         inputs = made(text=[written], return_tensors="np", **media)
-        document = next(at for at in range(8) if store.origin(at).record == number)
+        document = next(at for at in range(8) if store.provenance.of(at).record == number)
         assert store[document].ids.tolist() == np.asarray(inputs["input_ids"])[0].tolist()
         if order:
             made_of[document] = np.asarray(inputs["pixel_values"])
@@ -421,7 +421,7 @@ def test_videos_stand_in_texts_as_their_frames(plain, tmp_path):
     frames = frames_of(tmp_path / "in/a.mp4", frames=3)
     images = {0: [*frames, open_image(tmp_path / "in/b.png")], 1: frames}
     for at in range(2):
-        number = store.origin(at).record
+        number = store.provenance.of(at).record
         ids = made(text=[texts[number]], images=images[number], return_tensors="np")["input_ids"][0]
         assert store[at].ids[:-1].tolist() == ids.tolist()
     (tmp_path / "folder").mkdir()

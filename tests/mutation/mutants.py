@@ -324,9 +324,9 @@ STORE = (
     # The end tokens of a removed document carry a loss.
     Mutant(
         "removed-document-trained",
-        "store/read/store_reader.py",
-        "found[gone] = np.zeros(found[gone].size, bool)",
-        "found[gone] = np.ones(found[gone].size, bool)",
+        "store/read/subset_reader.py",
+        "masks[at] = np.zeros(masks[at].size, bool)",
+        "masks[at] = np.ones(masks[at].size, bool)",
         ("store/test_remove.py",),
     ),
     # A compaction that rewrites several shards keeps the last of them alone.

@@ -56,7 +56,7 @@ def documents(out):
         for number in range(len(store)):
             ids = store[number].ids
             assert ids[-1] == store.end_id
-            origin = store.origin(number)
+            origin = store.provenance.of(number)
             text = bytes(ids[:-1].tolist()).decode()
             found.append((order.index(origin.source), origin.record, origin, text, split))
     found.sort(key=lambda row: row[:2])

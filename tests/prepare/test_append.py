@@ -103,7 +103,7 @@ def test_what_is_new_comes_behind_and_all_else_stays(tmp_path):
         "prepared",
         "appended",
     ]
-    origin = open_store("s").origin(len(before["train"]))
+    origin = open_store("s").provenance.of(len(before["train"]))
     assert origin.source == "b.jsonl"
 
 
@@ -279,9 +279,9 @@ def test_another_label_of_an_answer_that_is_there_is_no_duplicate():
     make("a.jsonl", "s", val_fraction=0)
     assert append("b.jsonl", val_fraction=0).counts.documents == 2
     store = open_store("s")
-    assert [side for n in range(store.shards) for side in store.shard_sides(n).sides.tolist()] == [
-        *(GOOD, BAD, BAD, GOOD)
-    ]
+    assert [
+        side for n in range(len(store.shards)) for side in store.shards.sides(n).sides.tolist()
+    ] == [*(GOOD, BAD, BAD, GOOD)]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_prefix_becomes_a_store_that_shares_its_bytes(tmp_path, prefix):
     assert batchloom.check(tmp_path / "s").faults == []
     assert read(tmp_path / "s") == WORDS == megatron_documents(tmp_path / "s/train/shard_00000")
     store = batchloom.open_store(tmp_path / "s")
-    origin = store.origin(7)
+    origin = store.provenance.of(7)
     assert (origin.source, origin.record, origin.line) == (str(prefix)[1:].rsplit("/")[-1], 7, None)
     assert origin.offset == 2 * sum(map(len, WORDS[:7]))
     assert store[7].text == "number 7 of the lot<|endoftext|>"
@@ -127,7 +127,7 @@ def test_a_npy_file_is_copied(tmp_path, dtype):
     store = batchloom.open_store(tmp_path / "s")
     assert store.dtype == np.uint16
     header = (tmp_path / "ids.npy").stat().st_size - 6 * np.dtype(dtype).itemsize
-    assert store.origin(1).offset == header + 4 * np.dtype(dtype).itemsize
+    assert store.provenance.of(1).offset == header + 4 * np.dtype(dtype).itemsize
 
 
 def test_rows_of_a_npy_and_pieces_of_a_flat_file_are_documents(tmp_path):
@@ -145,7 +145,7 @@ def test_val_by_name_and_by_hash(tmp_path, prefix):
     other = megatron_prefix(tmp_path / "other", [[[1, 256]]])
     import_tokens(prefix, out=tmp_path / "s", val=other, tokenizer="bytes")
     assert (read(tmp_path / "s"), read(tmp_path / "s", "val")) == (WORDS, [[1, 256]])
-    assert batchloom.open_store(tmp_path / "s", "val").origin(0).source == "other"
+    assert batchloom.open_store(tmp_path / "s", "val").provenance.of(0).source == "other"
     import_tokens(
         prefix,
         out=tmp_path / "t",
@@ -157,7 +157,7 @@ def test_val_by_name_and_by_hash(tmp_path, prefix):
     train, val = read(tmp_path / "t"), read(tmp_path / "t", "val")
     assert sorted(train + val) == sorted(WORDS)
     assert 5 < len(val) < 50
-    assert batchloom.open_store(tmp_path / "t").shards > 3
+    assert len(batchloom.open_store(tmp_path / "t").shards) > 3
     assert batchloom.check(tmp_path / "t").faults == []
     two = megatron_prefix(tmp_path / "two", [[[1, 256]], [[2, 256]]])
     import_tokens(two, out=tmp_path / "u", tokenizer="bytes", how="copy", val_fraction=0.001)
@@ -170,7 +170,7 @@ def test_hashes_know_nothing_of_dtypes(tmp_path):
         prefix = megatron_prefix(tmp_path / dtype.__name__, [[[1, 2, 3]], [[4]]], dtype)
         import_tokens(prefix, out=tmp_path / f"{prefix.name}.s", vocab_size=200, how="copy")
         store = batchloom.open_store(tmp_path / f"{prefix.name}.s")
-        names.append([store.origin(0).hash, store.origin(1).hash])
+        names.append([store.provenance.of(0).hash, store.provenance.of(1).hash])
     assert names[0] == names[1] == names[2]
     assert names[0][0] != names[0][1]
 
@@ -187,7 +187,7 @@ def test_masks_come_along(tmp_path, how):
     numbers = np.arange(3)
     got = store.mask(numbers, numbers * 0, np.array([3, 2, 1]))
     assert [one.tolist() for one in got] == [list(map(bool, one)) for one in flags]
-    assert (store.trained_tokens, batchloom.check(tmp_path / "s").faults) == (4, [])
+    assert (store.contents.trained_tokens, batchloom.check(tmp_path / "s").faults) == (4, [])
 
 
 def test_documents_out_of_order_are_copied_in_the_order_of_the_index(tmp_path):
@@ -200,7 +200,7 @@ def test_documents_out_of_order_are_copied_in_the_order_of_the_index(tmp_path):
         import_tokens(prefix, out=tmp_path / "s", vocab_size=10)
     import_tokens(prefix, out=tmp_path / "s", vocab_size=10, how="copy")
     assert read(tmp_path / "s") == [[3, 9], [1, 2, 9]]
-    assert batchloom.open_store(tmp_path / "s").origin(0).offset == 6
+    assert batchloom.open_store(tmp_path / "s").provenance.of(0).offset == 6
 
 
 REFUSALS = {
@@ -287,7 +287,15 @@ def test_several_files_and_a_folder_are_shards(tmp_path):
         megatron_prefix(tmp_path / "d" / f"part_{n}", [[ids] for ids in WORDS[n::3]])
     import_tokens(tmp_path / "d", out=tmp_path / "s", tokenizer="bytes")
     store = batchloom.open_store(tmp_path / "s")
-    assert (store.shards, store.origin(119).source, store.origin(119).record) == (3, "d/part_2", 39)
+    assert (
+        len(store.shards),
+        store.provenance.of(119).source,
+        store.provenance.of(119).record,
+    ) == (
+        3,
+        "d/part_2",
+        39,
+    )
     megatron_prefix(tmp_path / "d" / "part_3", [[[1]]], np.int32)
     with pytest.raises(
         InputError, match="a store has one dtype: import them apart, or give --copy"

@@ -88,7 +88,7 @@ def test_four_formats_with_four_readings_in_one_store(folder):
     assert [bool(said) for said in manifest.recipe["sources"]] == [True, True, True, False]
     assert "Weights of 2 inputs are recorded and not applied" in "".join(result.notes)
     store = batchloom.open_store(result.path)
-    assert store.weights[0] == ("sums", 0.7)
+    assert store.contents.weights[0] == ("sums", 0.7)
     assert batchloom.check(result.path).sound
     assert prepare(folder / "all.yaml", folder / "out").already_done
 

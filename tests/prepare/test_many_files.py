@@ -110,4 +110,4 @@ def test_more_files_than_16_bits_number(tmp_path):
     store = open_store(tmp_path / "out")
     for number in range(len(store) - 20, len(store)):
         assert bytes(store[number].ids[:-1].tolist()) == f"text {number}".encode()
-        assert store.origin(number).source == f"in/{number:05}.txt"
+        assert store.provenance.of(number).source == f"in/{number:05}.txt"

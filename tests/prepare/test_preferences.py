@@ -35,8 +35,8 @@ def pairs(out):
         stored = Pairs(batchloom.open_store(out, split))
         for n, number in enumerate(stored.ids.tolist()):
             one = stored[n]
-            record = stored.store.origin(int(stored.chosen[n])).record
-            assert record == stored.store.origin(int(stored.rejected[n])).record
+            record = stored.store.provenance.of(int(stored.chosen[n])).record
+            assert record == stored.store.provenance.of(int(stored.rejected[n])).record
             found.append((number, record, *map(text, one.values()), split))
     return sorted(found)
 
@@ -75,12 +75,12 @@ def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
         shards = 0
         for split in ("train", "val"):
             store = batchloom.open_store(out, split)
-            for shard in range(store.shards):
-                sides = store.shard_sides(shard).sides.tolist()
+            for shard in range(len(store.shards)):
+                sides = store.shards.sides(shard).sides.tolist()
                 assert sides == [CHOSEN, REJECTED] * (len(sides) // 2)
-                sizes = store.lengths.slice(*store.bounds[shard : shard + 2])
+                sizes = store.lengths.slice(*store.shards.bounds[shard : shard + 2])
                 assert len(sizes) == 2 or sizes.sum() <= most
-            shards += store.shards
+            shards += len(store.shards)
         assert shards >= count / 10
         assert batchloom.check(out).sound
         assert [one[1] for one in pairs(out)] == list(range(200))
@@ -200,8 +200,8 @@ def test_labels(tmp_path):
         assert len(labels) == len(store) == len(labels.good)
         for n in range(len(labels)):
             one = labels[n]
-            found[store.origin(n).record] = one["label"]
-            assert text(one["completion_ids"]) == f"a{store.origin(n).record}\n"
+            found[store.provenance.of(n).record] = one["label"]
+            assert text(one["completion_ids"]) == f"a{store.provenance.of(n).record}\n"
             assert text(one["prompt_ids"]).startswith("User:\nq")
     assert found == {n: n % 3 == 0 for n in range(40)}
     assert batchloom.check(result.path).sound
@@ -308,7 +308,7 @@ def test_export_carries_pair_and_side(tmp_path, rows):
     with (tmp_path / "hf/data-00000-of-00001.arrow").open("rb") as file:
         assert ipc.open_stream(file).read_all().to_pylist() == table
     assert not done.notes
-    sides = store.shard_sides(0)
+    sides = store.shards.sides(0)
     assert [row["pair"] for row in table] == sides.pairs.tolist()
     names = {1: "chosen", 2: "rejected", 3: "good", 4: "bad"}
     assert [row["side"] for row in table] == [names[side] for side in sides.sides.tolist()]

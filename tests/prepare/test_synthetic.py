@@ -25,8 +25,8 @@ def test_the_documents_are_those_of_the_name(tmp_path):
     found = {}
     for split in ("train", "val"):
         store = batchloom.open_store(tmp_path / "s", split)
-        assert store.synthetic
-        assert not store.replicated
+        assert store.contents.synthetic
+        assert not store.location.replicated
         for number in range(len(store)):
             found[store[number].provenance.record] = store[number].ids.tolist()
     assert found == {number: made[number].ids.tolist() for number in range(400)}
@@ -106,7 +106,7 @@ def test_a_file_of_that_name_is_read(tmp_path, monkeypatch):
     result = batchloom.prepare("dummy", out="s", tokenizer="bytes", val_fraction=0.0)
     assert result.counts.documents == 1
     store = batchloom.open_store("s")
-    assert not store.synthetic
+    assert not store.contents.synthetic
     assert store[0].text.startswith("a text")
 
 

@@ -30,7 +30,7 @@ def main():
     cache = Path(folder, f"node{rank // int(per_node)}")
     store = open_store(url, cache=cache, cache_limit=int(limit[0]) if limit else None)
     loader = Loader(store, **SETTINGS, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-    told = {"steps": digests(loader), "bytes": store.fetched_bytes}
+    told = {"steps": digests(loader), "bytes": store.reader.fetched_bytes}
     Path(folder, f"rank{rank}.json").write_text(json.dumps(told))
 
 

@@ -77,7 +77,10 @@ def test_one_merged_prefix(tmp_path, store, monkeypatch):
     assert megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
     assert read(tmp_path / "m/all.text") == DOCUMENTS
     assert masks(tmp_path / "m/all.text") == masks(store.path)
-    assert batchloom.open_store(tmp_path / "m/all.text").trained_tokens == store.trained_tokens
+    assert (
+        batchloom.open_store(tmp_path / "m/all.text").contents.trained_tokens
+        == store.contents.trained_tokens
+    )
     assert batchloom.check(tmp_path / "m/all.text").sound
 
 

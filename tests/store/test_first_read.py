@@ -79,7 +79,7 @@ def test_shards_that_do_not_stay_mapped_are_checked_all_the_same(sound):
     """Spans of many more shards than are kept mapped, in one read."""
     store = open_store(sound)
     numbers = np.array(
-        [bound for bound in store.bounds[:-1] if store.lengths.take(np.array([bound]))[0]]
+        [bound for bound in store.shards.bounds[:-1] if store.lengths.take(np.array([bound]))[0]]
     )
     sizes = store.lengths.take(numbers).astype(np.int64)
     zeros = np.zeros_like(numbers)
@@ -87,13 +87,13 @@ def test_shards_that_do_not_stay_mapped_are_checked_all_the_same(sound):
     before = path.read_bytes()
     for verify in ("first-read", "full"):
         store = open_store(sound, verify=verify)
-        store.keep_mapped(2)
+        store.shards.limit_mapped(2)
         views = store.read(numbers, zeros, sizes)
         assert [len(view) for view in views] == sizes.tolist()
         path.write_bytes(bytes([before[0] ^ 1]) + before[1:])
         try:
             store = open_store(sound, verify=verify)
-            store.keep_mapped(2)
+            store.shards.limit_mapped(2)
             with pytest.raises(StoreError, match="shard_00000.bin holds other bytes from 0 to"):
                 store.read(numbers, zeros, sizes)
         finally:

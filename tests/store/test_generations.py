@@ -69,8 +69,8 @@ def test_an_appended_store_has_the_old_documents_under_their_numbers_and_the_new
     assert contents(grown) == {name: both[name] for name in ("train", "val", "test")}
     assert contents(grown, 1) == FIRST
     store = open_store(grown)
-    assert (store.generation, store.lengths.layers) == (2, (3, 2))
-    assert [store.origin(n).source for n in range(5)] == ["given"] * 3 + ["appended"] * 2
+    assert (store.location.generation, store.lengths.layers) == (2, (3, 2))
+    assert [store.provenance.of(n).source for n in range(5)] == ["given"] * 3 + ["appended"] * 2
     assert check(grown).sound, check(grown).faults
     assert check(grown, generation=1).sound
 
@@ -152,8 +152,8 @@ def test_what_is_pickled_stays_of_its_generation(tmp_path):
     data = pickle.dumps(store)
     append_documents(tmp_path, SECOND)
     again = pickle.loads(data)
-    assert (again.generation, len(again), again.fingerprint) == (1, 3, store.fingerprint)
-    assert pickle.loads(pickle.dumps(open_store(tmp_path, "test"))).generation == 2
+    assert (again.location.generation, len(again), again.fingerprint) == (1, 3, store.fingerprint)
+    assert pickle.loads(pickle.dumps(open_store(tmp_path, "test"))).location.generation == 2
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_hashes_and_parts_of_what_is_there(grown):
     parts = np.concatenate([one.parts for one in found])
     assert parts.tolist() == [0, 0, 1, 0, 1]
     kept = [("train", 0), ("train", 2), ("train", 4), ("val", 0), ("test", 0)]
-    expected = [open_store(grown, name).origin(n).hash for name, n in kept]
+    expected = [open_store(grown, name).provenance.of(n).hash for name, n in kept]
     assert [f"{(int(h) << 64) | int(low):032x}" for low, h in hashes] == expected
 
 

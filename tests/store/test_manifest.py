@@ -92,7 +92,7 @@ def test_a_change_of_any_field_is_refused(folder):
 def test_a_change_of_an_older_generation_is_refused(folder):
     path = folder / "generations/00001.json"
     path.write_bytes(path.read_bytes().replace(b'"end_id": 256', b'"end_id": 255'))
-    assert open_store(folder).generation == 3
+    assert open_store(folder).location.generation == 3
     with pytest.raises(StoreError, match="00001.json is not the manifest that generation had"):
         open_store(folder, generation=1)
 

@@ -68,7 +68,7 @@ ATTACKS = {
 def test_files(folder, name):
     change, sentence = ATTACKS[name]
     assert len(read_all(folder)) == 8
-    assert batchloom.open_store(folder).shards > 1
+    assert len(batchloom.open_store(folder).shards) > 1
     assert verify_store(folder).sound
     change(folder)
     with pytest.raises(StoreError, match=sentence):
@@ -78,7 +78,7 @@ def test_files(folder, name):
 
 
 def test_check_compares_pairs_with_the_records_they_come_from(folder):
-    documents = len(batchloom.open_store(folder).shard_sides(0))
+    documents = len(batchloom.open_store(folder).shards.sides(0))
     patch(folder / PAIRS, HEAD + 8 * (documents - 2), struct.pack("<2Q", 7, 7))
     assert len(read_all(folder)) == 8
     faults = verify_store(folder).faults
@@ -155,7 +155,7 @@ def test_of_a_pair_both_sides_are_removed(folder, tmp_path):
     (tmp_path / "list").write_text("train:3\ntrain:8\n")
     assert remove_documents(folder, documents_file=tmp_path / "list").documents == 4
     store = batchloom.open_store(folder)
-    assert store.removed.tolist() == [2, 3, 8, 9]
+    assert store.contents.removed.tolist() == [2, 3, 8, 9]
     stored = Pairs(store)
     kept = [n for n in range(8) if n not in (1, 4)]
     assert [stored[n] for n in range(len(stored))] == [before[n] for n in kept]

@@ -25,7 +25,7 @@ def test_documents_tokens_text_and_origin(tmp_path):
     assert (len(store), store.tokens, store.subsets) == (3, 11, ("train", "val"))
     assert store[0].ids.tolist() == HELLO
     assert store[-1].text == "you<|endoftext|>"
-    origin = store.origin(2)
+    origin = store.provenance.of(2)
     assert (origin.source, origin.record, origin.line, len(origin.hash)) == ("given", 2, 3, 32)
     assert batchloom.open_store(tmp_path / "s", split="val")[0].text.startswith("v")
     with pytest.raises(IndexError):
@@ -103,7 +103,7 @@ def test_a_bounded_number_of_shards_stays_mapped(tmp_path, monkeypatch):
     store = batchloom.open_store(tmp_path)
     for _ in range(2):
         assert [int(store[n].ids[0]) for n in range(120)] == [n % 256 for n in range(120)]
-        assert sum(shard is not None for shard in store._open) == 22
+        assert sum(shard is not None for shard in store.shards.mapped) == 22
 
 
 def test_a_batch_over_more_shards_than_may_be_open(tmp_path):
@@ -133,7 +133,7 @@ def test_opening_ten_thousand_shards_reads_the_manifest_and_maps_nothing(tmp_pat
     np.ones(shards, "<u4").tofile(tmp_path / "train" / "lengths.u32")
     before = set(os.listdir("/proc/self/fd"))
     store = batchloom.open_store(tmp_path)
-    assert store.shards == len(store) == shards
+    assert len(store.shards) == len(store) == shards
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 2
     assert store[0].ids.tolist() == [1]
 
@@ -176,7 +176,7 @@ def test_a_bare_prefix_of_anybodys(tmp_path, dtype, suffix):
     with pytest.raises(StoreError, match="does not say which tokenizer"):
         _ = store.tokenizer
     with pytest.raises(StoreError, match="does not say where"):
-        store.origin(0)
+        store.provenance.of(0)
 
 
 def test_a_prefix_fingerprint_sees_its_edges_and_size(tmp_path):
@@ -197,9 +197,9 @@ def test_a_prefix_of_floats_is_refused(tmp_path):
 @pytest.mark.parametrize("number", [3, -4, 10**9])
 def test_there_is_no_origin_of_a_document_that_is_not_there(tmp_path, number):
     store = write_store(tmp_path, [HELLO, HELLO, HELLO])
-    assert store.origin(-1) == store.origin(2)
+    assert store.provenance.of(-1) == store.provenance.of(2)
     with pytest.raises(IndexError, match=f"no document {number}: there are 3, numbered from 0"):
-        store.origin(number)
+        store.provenance.of(number)
 
 
 def test_too_many_open_files_are_told_with_the_limit_to_raise(tmp_path):
@@ -273,7 +273,7 @@ def test_a_mask_beside_a_prefix_is_heeded(tmp_path):
         for data in (whole, bare)
     ]
     assert labels[0] == labels[1]
-    assert (bare.masked, bare.trained_tokens) == (True, 3)
+    assert (bare.masked, bare.contents.trained_tokens) == (True, 3)
     name = bare.fingerprint
     (tmp_path / "s" / "train" / "shard_00000.mask").unlink()
     assert batchloom.open_store(tmp_path / "s" / "train" / "shard_00000").fingerprint != name

@@ -58,11 +58,11 @@ def test_a_loader_gives_the_same_batches(near, opened, settings):
     assert opened.fingerprint == near.fingerprint
     loader = Loader(opened, **PLAIN, **settings)
     assert same_batches(Loader(near, **PLAIN, **settings), loader) == len(loader)
-    assert near.tokens * 2 <= opened.fetched_bytes <= 1.2 * 2 * near.tokens + 50_000
+    assert near.tokens * 2 <= opened.reader.fetched_bytes <= 1.2 * 2 * near.tokens + 50_000
     # All of it is kept, and another process asks for nothing more.
     again = pickle.loads(pickle.dumps(opened))
     assert same_batches(Loader(near, **PLAIN, **settings), Loader(again, **PLAIN, **settings))
-    assert again.fetched_bytes == 0
+    assert again.reader.fetched_bytes == 0
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -74,10 +74,12 @@ def test_every_document_is_read(near, url, tmp_path, monkeypatch, whole):
     assert store.lengths.slice(0, 600).tolist() == [len(ids) for ids in DOCUMENTS]
     picked = np.array([599, 0, 70, 69, 3, 3])
     assert store.lengths.take(picked).tolist() == [len(DOCUMENTS[n]) for n in picked]
-    assert [store.origin(n) for n in (0, 71, 599)] == [near.origin(n) for n in (0, 71, 599)]
+    assert [store.provenance.of(n) for n in (0, 71, 599)] == [
+        near.provenance.of(n) for n in (0, 71, 599)
+    ]
     assert store.tokenizer.fingerprint == near.tokenizer.fingerprint
     assert store.subset("val")[0].ids.tolist() == [1, 2]
-    assert (store.subsets, store.shards, store.tokens) == (("train", "val"), 9, near.tokens)
+    assert (store.subsets, len(store.shards), store.tokens) == (("train", "val"), 9, near.tokens)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -96,10 +98,10 @@ def test_long_lengths_are_read_by_blocks(tmp_path, monkeypatch, whole):
     zeros, lengths = np.zeros(4501, np.int64), near.lengths.take(numbers).astype(np.int64)
     ours = [ids.tolist() for ids in store.read(numbers, zeros, lengths)]
     assert ours == [ids.tolist() for ids in near.read(numbers, zeros, lengths)]
-    older = open_store(store.place, cache=tmp_path / "cache", generation=1)
-    assert (len(older), older.generation) == (3000, 1)
+    older = open_store(store.location.name, cache=tmp_path / "cache", generation=1)
+    assert (len(older), older.location.generation) == (3000, 1)
     with pytest.raises(GenerationError, match="no generation 3; it has: 1, 2"):
-        open_store(store.place, cache=tmp_path / "cache", generation=3)
+        open_store(store.location.name, cache=tmp_path / "cache", generation=3)
 
 
 def test_masks_and_removed_documents(tmp_path):
@@ -110,8 +112,8 @@ def test_masks_and_removed_documents(tmp_path):
     remove_documents(tmp_path / "near", documents_file=listed)
     near = open_store(tmp_path / "near")
     store = open_store(to_memory(near.path, tmp_path.name), cache=tmp_path / "cache")
-    assert store.removed.tolist() == [3, 300]
-    assert store.trained_tokens == near.trained_tokens
+    assert store.contents.removed.tolist() == [3, 300]
+    assert store.contents.trained_tokens == near.contents.trained_tokens
     assert everything(store) == everything(near)
     assert same_batches(Loader(near, **PLAIN), Loader(store, **PLAIN))
     compact_store(near.path)
@@ -142,7 +144,7 @@ def _one(asked):
 
 
 def test_a_fork_while_another_thread_connects_and_makes_room(opened):
-    blocks = opened._far._blocks
+    blocks = opened.reader._blocks
     child = multiprocessing.get_context("fork").Process(target=everything, args=[opened])
     with blocks._ranges._lock, blocks._cache._lock:
         child.start()
@@ -209,10 +211,10 @@ def test_a_block_that_was_changed_where_it_is_kept(near, url, tmp_path, verify):
     _change(changed, -4096 + 7)
     store = open_store(url, cache=cache, verify=verify)
     if verify == "off":
-        assert everything(store) != DOCUMENTS or store.fetched_bytes
+        assert everything(store) != DOCUMENTS or store.reader.fetched_bytes
         return
     assert everything(store) == DOCUMENTS
-    assert store.fetched_bytes > 0
+    assert store.reader.fetched_bytes > 0
     assert everything(open_store(url, cache=cache)) == DOCUMENTS
 
 
@@ -411,7 +413,7 @@ def test_what_is_no_store(url, tmp_path):
 
 def test_what_needs_files_says_so(opened):
     with pytest.raises(InputError, match="lies elsewhere, and its shards are no files here"):
-        _ = opened.stems
+        _ = opened.shards.stems
 
 
 def test_a_file_url_is_a_path(near):
@@ -523,19 +525,19 @@ def test_what_was_kept_before_the_machine_started_is_looked_at_once(
     monkeypatch.setattr(segments, "_boot", lambda: bytes([7] * 16))
     again = open_store(url, cache=cache, verify="off")
     assert again[3].ids.tolist() == DOCUMENTS[3]
-    assert again.fetched_bytes > 0
+    assert again.reader.fetched_bytes > 0
 
 
 def test_origins_come_by_themselves(near, url, tmp_path):
     """Of a shard's ``.docs`` the blocks of a document alone."""
     big = write_store(tmp_path / "big", [[1, 256]] * 60_000)
     store = open_store(to_memory(big.path, f"{tmp_path.name}-big"), cache=tmp_path / "cache")
-    before = store.fetched_bytes
-    assert store.origin(12_345) == big.origin(12_345)
-    assert store.fetched_bytes - before <= 8 * 4096
-    source, record = big.origin(12_345).source, big.origin(12_345).record
+    before = store.reader.fetched_bytes
+    assert store.provenance.of(12_345) == big.provenance.of(12_345)
+    assert store.reader.fetched_bytes - before <= 8 * 4096
+    source, record = big.provenance.of(12_345).source, big.provenance.of(12_345).record
     assert documents_of(store, source, record) == documents_of(big, source, record) == [12_345]
-    assert store.fetched_bytes - before < 36 * 60_000 / 3
+    assert store.reader.fetched_bytes - before < 36 * 60_000 / 3
 
 
 @pytest.mark.parametrize(("limit", "told"), [(20_000, False), (4_000, True)])

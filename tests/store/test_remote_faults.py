@@ -225,5 +225,5 @@ def test_a_process_that_is_killed_half_way_leaves_what_others_can_use(
     open_store(URL, cache=cache, cache_limit=100_000)[0]
     small = open_store(URL, cache=cache, cache_limit=1)
     assert small[3].ids.tolist() == DOCUMENTS[3]
-    if small.fetched_bytes:
+    if small.reader.fetched_bytes:
         assert not (cache / "half" / "left.partial").exists()

@@ -48,7 +48,7 @@ def test_removed_documents_read_as_end_tokens_without_loss(store):
     assert (done.generation, done.documents) == (3, 3)
     assert done.by_source == (("given", 2, 2 + 4), ("more/b.jsonl", 1, 2))
     after = open_store(store)
-    assert after.removed.tolist() == [0, 7, 21]
+    assert after.contents.removed.tolist() == [0, 7, 21]
     numbers = np.arange(24)
     lengths = before.lengths.take(numbers).astype(np.int64)
     assert after.lengths.take(numbers).tolist() == lengths.tolist()
@@ -62,8 +62,8 @@ def test_removed_documents_read_as_end_tokens_without_loss(store):
         assert not (gone and mask.any())
     assert after.masked
     trained = sum(int(mask.sum()) for mask in after.mask(*spans))
-    assert after.trained_tokens == trained
-    assert after.kept == (21, before.tokens - 8)
+    assert after.contents.trained_tokens == trained
+    assert after.contents.kept == (21, before.tokens - 8)
     # The generation before still holds the text.
     assert open_store(store, generation=2)[0].ids.tolist() == DOCUMENTS[0]
     assert check(store).sound
@@ -105,7 +105,7 @@ def test_every_form_of_a_line(store):
         "# a takedown",
         "",
         "train:3",
-        found.origin(4).hash.upper(),
+        found.provenance.of(4).hash.upper(),
         "more/b.jsonl 2",
         "given\t19",
         "given 99",
@@ -114,16 +114,16 @@ def test_every_form_of_a_line(store):
     )
     dry = remove_documents(store, documents_file=listed(store, *lines), dry_run=True)
     assert dry.generation is None
-    assert open_store(store).generation == 2
+    assert open_store(store).location.generation == 2
     done = remove_documents(store, documents_file=listed(store, *lines))
-    assert open_store(store).removed.tolist() == [3, 4, 19, 22]
+    assert open_store(store).contents.removed.tolist() == [3, 4, 19, 22]
     assert done.absent == dry.absent == ("given 99", "nobody.jsonl 0", "0" * 32)
     assert dry.by_source == done.by_source
     again = remove_documents(
         store, documents_file=listed(store, "train:3", "train:5"), sources=["more/b.jsonl"]
     )
     assert (again.before, again.documents) == (2, 4)
-    assert open_store(store).removed.tolist() == [3, 4, 5, 19, 20, 21, 22, 23]
+    assert open_store(store).contents.removed.tolist() == [3, 4, 5, 19, 20, 21, 22, 23]
     nothing = remove_documents(store, documents_file=listed(store, "train:3"))
     assert (nothing.generation, nothing.documents, nothing.before) == (None, 0, 1)
 
@@ -162,7 +162,7 @@ def test_lines_that_name_nothing_are_told_together(store):
         "'train:-1' names no document",
     ]
     assert lines[4].startswith("a line is a document's number (train:17)")
-    assert open_store(store).generation == 2
+    assert open_store(store).location.generation == 2
 
 
 def test_what_is_asked_for_must_be_there(store, tmp_path):
@@ -185,9 +185,9 @@ def test_compaction_leaves_what_was_not_removed_and_nothing_else(store):
     lines = [f"train:{n}" for n in (0, 7, 12, 13, 14, 15, 16, 17)]
     remove_documents(store, documents_file=listed(store, *lines))
     held = open_store(store)
-    gone = set(held.removed.tolist())
+    gone = set(held.contents.removed.tolist())
     kept = [n for n in range(24) if n not in gone]
-    expected = [(held[n].ids.tolist(), held.origin(n)) for n in kept]
+    expected = [(held[n].ids.tolist(), held.provenance.of(n)) for n in kept]
     masks = [
         held.mask(np.array([n]), np.zeros(1, int), np.array([len(held[n].ids)]))[0].tolist()
         for n in kept
@@ -199,11 +199,11 @@ def test_compaction_leaves_what_was_not_removed_and_nothing_else(store):
     # A shard whose every document is removed is not written anew, nor one that lost none.
     assert (done.shards, sum(ticked)) == (2, 10)
     after = open_store(store)
-    assert [(after[n].ids.tolist(), after.origin(n)) for n in range(len(after))] == expected
+    assert [(after[n].ids.tolist(), after.provenance.of(n)) for n in range(len(after))] == expected
     spans = (np.arange(16), np.zeros(16, int), after.lengths.slice(0, 16).astype(int))
     assert [mask.tolist() for mask in after.mask(*spans)] == masks
     assert {p.name: p.read_bytes() for p in (store / "train").glob("shard_00003.*")} == untouched
-    assert after.removed.size == 0
+    assert after.contents.removed.size == 0
     assert after.lengths.layers == (16,)
     assert check(store).sound, check(store).faults
     manifest = read_manifest(store)
@@ -260,7 +260,7 @@ def test_exports_leave_removed_documents_out(store, tmp_path, target):
     to = "megatron" if merge else target
     done = export_store(store, to=to, out=tmp_path / "out", merge=merge)
     held = open_store(store)
-    kept = [n for n in range(24) if n not in set(held.removed.tolist())]
+    kept = [n for n in range(24) if n not in set(held.contents.removed.tolist())]
     assert (done.documents, done.tokens) == (16, sum(len(held[n].ids) for n in kept))
     assert "8 removed documents are left out." in done.notes
     expected = [held[n].ids.tolist() for n in kept]
@@ -274,7 +274,7 @@ def test_exports_leave_removed_documents_out(store, tmp_path, target):
     elif target == "merged":
         merged = open_store(tmp_path / "out/all")
         assert [one.ids.tolist() for one in merged] == expected
-        assert merged.trained_tokens == held.trained_tokens
+        assert merged.contents.trained_tokens == held.contents.trained_tokens
     elif target == "flat":
         flat = np.fromfile(tmp_path / "out/train.bin", "<u2")
         assert flat.tolist() == [one for ids in expected for one in ids]

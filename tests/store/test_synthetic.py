@@ -111,10 +111,10 @@ def test_it_reads_like_any_store():
     store = batchloom.open_store(SMALL)
     assert (len(store), store.vocab_size, store.end_id, store.subsets) == (200, 50, 49, ("train",))
     lengths = store.lengths.slice(0, 200)
-    assert store.tokens == store.trained_tokens == lengths.sum()
+    assert store.tokens == store.contents.trained_tokens == lengths.sum()
     assert [len(store[number].ids) for number in range(200)] == lengths.tolist()
     assert store[-1].ids.tolist() == store[199].ids.tolist()
-    assert (store.dtype, store.synthetic, store.masked) == (np.dtype("<u2"), True, False)
+    assert (store.dtype, store.contents.synthetic, store.masked) == (np.dtype("<u2"), True, False)
     assert store[3].text == " ".join(map(str, ids(store, 3)))
     origin = store[3].provenance
     assert (origin.source, origin.record) == (f"{SMALL},kind=random", 3)
@@ -216,9 +216,9 @@ def test_what_lies_here_is_never_taken_for_it(tmp_path, monkeypatch):
         batchloom.open_store("dummy")
     real = write_store(tmp_path / "distributed_dummy", [[1, 2, 3]])
     opened = batchloom.open_store("distributed_dummy")
-    assert (opened.synthetic, opened.fingerprint) == (False, real.fingerprint)
+    assert (opened.contents.synthetic, opened.fingerprint) == (False, real.fingerprint)
     assert batchloom.check("distributed_dummy").data == "real"
-    assert batchloom.open_store("dummy:").synthetic
+    assert batchloom.open_store("dummy:").contents.synthetic
 
 
 def test_check_tells_the_three_apart(tmp_path):

@@ -18,7 +18,7 @@ def test_every_document_is_found_by_its_record(tmp_path, compacted):
         remove_documents(store.path, documents_file=tmp_path / "gone")
         compact_store(store.path)
     store = open_store(store.path)
-    found = [store.origin(number) for number in range(len(store))]
+    found = [store.provenance.of(number) for number in range(len(store))]
     for number, origin in enumerate(found):
         alike = [
             n
@@ -32,7 +32,7 @@ def test_every_document_is_found_by_its_record(tmp_path, compacted):
 @pytest.mark.parametrize("part", [1, 1 << 24, (1 << 32) - 1])
 def test_a_part_that_no_source_has_is_damage_and_no_answer(tmp_path, part):
     store = write_store(tmp_path / "s", [[n % 250, 256] for n in range(100)])
-    origin = store.origin(70)
+    origin = store.provenance.of(70)
     path = next(tmp_path.glob("s/train/*.docs"))
     data = bytearray(path.read_bytes())
     for document in range(len(store)):
@@ -41,14 +41,17 @@ def test_a_part_that_no_source_has_is_damage_and_no_answer(tmp_path, part):
         data[at : at + 4] = part.to_bytes(4, "little")
     path.write_bytes(data)
     store = open_store(store.path)
-    for ask in (lambda: documents_of(store, origin.source, origin.record), lambda: store.origin(3)):
+    for ask in (
+        lambda: documents_of(store, origin.source, origin.record),
+        lambda: store.provenance.of(3),
+    ):
         with pytest.raises(StoreError, match="names a part of its sources that the manifest does"):
             ask()
 
 
 def test_a_record_that_its_part_does_not_have_is_damage_and_no_answer(tmp_path):
     store = write_store(tmp_path / "s", [[n % 250, 256] for n in range(100)])
-    assert store.origin(70).record == 70
+    assert store.provenance.of(70).record == 70
     path = next(tmp_path.glob("s/train/*.docs"))
     data = bytearray(path.read_bytes())
     # Behind a header of 32 bytes and the hashes; see docs/format.md.
@@ -56,8 +59,8 @@ def test_a_record_that_its_part_does_not_have_is_damage_and_no_answer(tmp_path):
     data[at : at + 8] = (1 << 40).to_bytes(8, "little")
     path.write_bytes(data)
     store = open_store(store.path)
-    assert store.origin(69).record == 69
+    assert store.provenance.of(69).record == 69
     with pytest.raises(
         StoreError, match=r"names record 1,099,511,627,776 of a part of given .* 100"
     ):
-        store.origin(70)
+        store.provenance.of(70)

@@ -54,7 +54,7 @@ def test_the_default_is_that_of_the_store_in_every_order(tmp_path, inputs, names
         caplog.clear()
         rows_of(stream)
         rows_of(stream)
-        assert caplog.text.count(CUT) == (store.mixed and wanted == "split")
+        assert caplog.text.count(CUT) == (store.contents.mixed and wanted == "split")
         assert caplog.text.count("overlong='drop' leaves out documents") == (wanted == "drop")
     said = small_stream(*(inputs[name] for name in names), overlong="split", **ORDER)
     caplog.clear()

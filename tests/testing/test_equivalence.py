@@ -206,7 +206,7 @@ def test_a_model_with_too_few_rows_is_told(store):
 
 def test_conversations_that_are_all_longer_than_a_row(tmp_path):
     store = long_conversations(tmp_path)
-    assert store.conversations
+    assert store.contents.conversations
     assert assert_packed_equals_unpacked(tiny("llama"), store, seq_len=64) < 1e-5
 
 

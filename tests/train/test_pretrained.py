@@ -67,7 +67,7 @@ def test_it_learns_and_transformers_loads_what_it_learned(store, whole):
     assert losses[-1] < losses[0] - 1
     assert any("LlamaForCausalLM of" in line for line in said)
     assert any("packed documents do not see each other" in line for line in said)
-    trained = store.trained_tokens / store.tokens
+    trained = store.contents.trained_tokens / store.tokens
     assert any(f"{trained:.1%} of them trained" in line for line in said)
 
     model = loaded(out / "model")

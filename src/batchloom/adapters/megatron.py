@@ -312,26 +312,27 @@ def megatron_prefixes(store: Store) -> list[str]:
         InputError: what Megatron's readers would train on and should not (masked or removed tokens, preferences), or
             a store that has no files here.
     """
-    if not store.on_disk:
+    if not store.location.on_disk:
         raise InputError(
-            f"{store.place} is made up as it is read, and has no shards: batchloom prepare writes it."
+            f"{store.location.name} is made up as it is read, and has no shards: batchloom prepare writes it."
         )
-    if store.preferences:
+    if store.contents.preferences:
         raise InputError(
-            f"{store.place} holds preferences, whose rejected answers Megatron would learn to give."
+            f"{store.location.name} holds preferences, whose rejected answers Megatron would learn to give."
         )
     if store.masked:
-        kept = store.tokens - store.trained_tokens
+        kept = store.tokens - store.contents.trained_tokens
         raise InputError(
-            f"{store.place} has {kept:,} of {store.tokens:,} tokens that are not to be trained, and Megatron's readers "
+            f"{store.location.name} has {kept:,} of {store.tokens:,} tokens that are not to be trained, and "
+            "Megatron's readers "
             "see no masks: feed it through megatron_iterator, or, where documents were only removed, write the store "
             "without them (batchloom export --to megatron)."
         )
     lengths = [
         int(np.sum(store.lengths.slice(first, stop), dtype=np.int64))
-        for first, stop in zip(store.bounds, store.bounds[1:], strict=False)
+        for first, stop in zip(store.shards.bounds, store.shards.bounds[1:], strict=False)
     ]
     pairs: list[str] = []
-    for stem, tokens in zip(store.stems, lengths, strict=True):
+    for stem, tokens in zip(store.shards.stems, lengths, strict=True):
         pairs += [str(tokens), str(stem)] if tokens else []
     return pairs

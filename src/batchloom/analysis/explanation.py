@@ -166,7 +166,9 @@ def explain(
 
 
 def _replicated(plan: Plan) -> bool:
-    return all(isinstance(store, Store) and store.replicated for store in plan.stores.values())
+    return all(
+        isinstance(store, Store) and store.location.replicated for store in plan.stores.values()
+    )
 
 
 def _checked_step(plan: Plan, asked: int) -> int:
@@ -266,7 +268,11 @@ def _tell(
 ) -> None:
     """Find out what an open store says of the spans ``at``."""
     documents = rows.documents[at]
-    gone = are_removed(store.removed, documents) if store.removed.size else np.zeros(len(at), bool)
+    gone = (
+        are_removed(store.contents.removed, documents)
+        if store.contents.removed.size
+        else np.zeros(len(at), bool)
+    )
     origins = origins_of(store, documents.tolist())
     for place, origin, removed in zip(at.tolist(), origins, gone.tolist(), strict=True):
         told.origins[place], told.removed[place] = origin, removed

@@ -131,7 +131,7 @@ def inspect(
         split=store.split,
         documents=len(store),
         tokens=store.tokens,
-        shards=store.shards,
+        shards=len(store.shards),
         dtype=store.dtype.name,
         shortest=int(lengths.min()),
         median=float(np.median(lengths)),
@@ -148,26 +148,26 @@ def inspect(
         },
         overlong=spec.overlong,
         first=tuple(texts),
-        preferences=store.preferences,
+        preferences=store.contents.preferences,
         sides=_sides(store),
         processor=store.manifest.processor.name
         if store.manifest and store.manifest.processor
         else "",
         media=StoreMedia(store).counts(),
-        generation=store.generation,
-        removed=int(store.removed.size),
+        generation=store.location.generation,
+        removed=int(store.contents.removed.size),
     )
 
 
 def _sides(store: Store) -> dict[str, int]:
     counts = np.zeros(len(SIDE_NAMES), np.int64)
-    for shard in range(store.shards if store.preferences else 0):
-        counts += np.bincount(store.shard_sides(shard).sides, minlength=len(SIDE_NAMES))
+    for shard in range(len(store.shards) if store.contents.preferences else 0):
+        counts += np.bincount(store.shards.sides(shard).sides, minlength=len(SIDE_NAMES))
     return {name: int(count) for name, count in zip(SIDE_NAMES, counts, strict=True) if count}
 
 
 def _beginning(store: Store, number: int) -> str:
-    if are_removed(store.removed, np.array([number]))[0]:
+    if are_removed(store.contents.removed, np.array([number]))[0]:
         return "(removed)"
     return beginning(store.tokenizer, store[number].ids, _BEGINNING)
 

@@ -232,7 +232,7 @@ def _left_out(store: Store, file: str, record: int) -> str:
     said = f"Record {record:,} of {file} was read, and became no document of subset {store.split!r}"
     for subset in SUBSETS:
         if subset in store.subsets and subset != store.split:
-            other = open_store(store.path, subset, generation=store.generation)
+            other = open_store(store.path, subset, generation=store.location.generation)
             if there := documents_of(other, file, record):
                 numbers = ", ".join(map(str, there[:_SHOWN]))
                 return f"{said}: it is document {numbers} of subset {subset!r}, which the plan does not serve."
@@ -246,7 +246,7 @@ def _left_out(store: Store, file: str, record: int) -> str:
 
 
 def _quarantined(store: Store, file: str, record: int) -> str:
-    for number in range(1, (store.generation or 1) + 1):
+    for number in range(1, (store.location.generation or 1) + 1):
         path = store.path / of_generation(QUARANTINE_NAME, number)
         if not path.is_file():
             continue

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading import Loader, imbalance_of, rank_rows, share_of
+from batchloom.batches.loading import Loader, imbalance_of, is_replicated, rank_rows, share_of
 from batchloom.plan import row_costs
 from batchloom.plan.order import Imbalance
 from batchloom.plan.packing import Rows, aligned
@@ -42,11 +42,11 @@ def step_facts(loader: Loader, step: int) -> StepFacts:
     """The facts of a step of a loader over a plan."""
     plan, how = loader.plan, loader.spec
     spec = plan.spec_at(step)
-    share = share_of(spec, how, replicated=loader.store.replicated)
+    share = share_of(spec, how, replicated=is_replicated(loader.store))
     ranks = share.place.world_size
-    copies = ranks if loader.store.replicated else 1
+    copies = ranks if is_replicated(loader.store) else 1
     uneven = None
-    if loader.store.replicated:
+    if is_replicated(loader.store):
         rows, _ = rank_rows(plan, step, share, loader.costs if how.balance else None)
         owners = np.zeros(len(rows), np.int64)
     else:

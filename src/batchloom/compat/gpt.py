@@ -250,12 +250,12 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         train = open_store(folder)
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
         refuse_preferences(train)
-        refuse_media(train.manifest, train.place, "GPTDataLoader")
+        refuse_media(train.manifest, train.location.name, "GPTDataLoader")
         if any(store.masked for store in stores):
             raise _masked(folder)
-        if train.synthetic:
+        if train.contents.synthetic:
             _LOG.warning("source=synthetic: the documents of %s are made up.", folder)
-        return {store.split: [_indexed(stem) for stem in store.stems] for store in stores}
+        return {store.split: [_indexed(stem) for stem in store.shards.stems] for store in stores}
     found = {split: _shards(folder, split, dtype) for split in ("train", "val")}
     found["train"] = found["train"] or [
         _shard(path, dtype) for path in sorted(folder.glob("shard_*.bin"))

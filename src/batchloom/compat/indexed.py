@@ -143,12 +143,12 @@ class PretrainingDataset:
         check_output(output)
         self.store = open_store(prefix, split)
         refuse_preferences(self.store)
-        refuse_media(self.store.manifest, self.store.place, "PretrainingDataset")
+        refuse_media(self.store.manifest, self.store.location.name, "PretrainingDataset")
         chosen = tokenizer_of(tokenizer)
         self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
         self._seq_length, self._output = seq_length, output
         lengths = self.store.lengths.slice(0, len(self.store))
-        self._documents = np.setdiff1d(np.flatnonzero(lengths > 1), self.store.removed)
+        self._documents = np.setdiff1d(np.flatnonzero(lengths > 1), self.store.contents.removed)
 
     def __len__(self) -> int:
         return int(self._documents.size)

@@ -75,7 +75,7 @@ def tiny_model(store: Store, seed: int = 0) -> Any:
 
     if store.vocab_size is None:
         raise ValueError(
-            f"{store.place} does not say which tokenizer made it; its ids need a model of that size"
+            f"{store.location.name} does not say which tokenizer made it; its ids need a model of that size"
         )
     torch.manual_seed(seed)
     config = LlamaConfig(

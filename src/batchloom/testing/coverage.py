@@ -54,15 +54,15 @@ def check_coverage(
     total = sum(map(len, documents)) - sum(map(len, spans))
     if extra or not missing <= left_out <= max(total, missing):
         raise AssertionError(
-            f"In {epochs} epoch(s) of {store.place} {missing:,} tokens are missing and {extra:,} come too often, and "
-            f"{left_out:,} were announced as left out.{_lost(documents, spans)}"
+            f"In {epochs} epoch(s) of {store.location.name} {missing:,} tokens are missing and {extra:,} come too "
+            f"often, and {left_out:,} were announced as left out.{_lost(documents, spans)}"
         )
     apart, strange = _differ(_pairs(documents, pad), _pairs(spans, pad))
     # Each cut of a document takes the pair that stood across it.
     if strange or apart > max(0, len(spans) - len(documents)) + left_out:
         raise AssertionError(
-            f"In {epochs} epoch(s) of {store.place} {strange:,} pairs of tokens stand side by side that do not in any "
-            f"document, and {apart:,} that do were parted.{_lost(documents, spans)}"
+            f"In {epochs} epoch(s) of {store.location.name} {strange:,} pairs of tokens stand side by side that do "
+            f"not in any document, and {apart:,} that do were parted.{_lost(documents, spans)}"
         )
 
 
@@ -109,7 +109,8 @@ def check_labels(
     most = cuts + len(spans) - _not_all(ids_of_spans, pad)
     if strange or more or untrained > cuts or ends > most:
         raise AssertionError(
-            f"In {epochs} epoch(s) of {store.place} {strange + more:,} tokens have a label and are padding or masked, "
+            f"In {epochs} epoch(s) of {store.location.name} {strange + more:,} tokens have a label and are padding "
+            "or masked, "
             f"and {ends + untrained:,} that are trained have none, of which cuts and what was left out explain "
             f"{most:,} at most."
         )

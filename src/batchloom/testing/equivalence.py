@@ -233,7 +233,9 @@ def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, mos
         why = f"no row of {loader.plan.spec.seq_len} tokens holds two of them (raise seq_len)"
         if looked_at:
             why = f"the {looked_at} looked at have no trained token behind their first"
-        raise AssertionError(f"There are no packed documents of {store.place} to compare: {why}.")
+        raise AssertionError(
+            f"There are no packed documents of {store.location.name} to compare: {why}."
+        )
     away, mixed = (
         sum(values) / len(found)
         for values in zip(*((one.packed, one.mixed) for one in found), strict=True)

@@ -15,6 +15,7 @@ from typing import final
 import batchloom
 from batchloom import Edit
 from batchloom.adapters.agreement import require_agreement
+from batchloom.batches.loading import is_replicated
 from batchloom.core.errors import TrainError
 from batchloom.core.settings import whole
 from batchloom.core.wording import counted
@@ -152,7 +153,7 @@ class _Stay:
         self._leave.heeded = True
         if step >= run.settings.steps:
             return
-        share = "the same as each other" if loader.store.replicated else "no other has them"
+        share = "the same as each other" if is_replicated(loader.store) else "no other has them"
         self._say(
             f"{self._name}  {rows} sequences of each step ({share}); effective global batch {size} = {rows} local x "
             f"{counted(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  {loader.origin}"

@@ -165,7 +165,7 @@ def check_ids(run: Run, store: Store, batch: Batch) -> None:
     else:
         remedy = f"set model.vocab_size in the --config-file to more than {highest}"
     raise TrainError(
-        f"Step {batch.step + 1} of {store.place} holds id {wrong} and the model has {rows} of them: "
+        f"Step {batch.step + 1} of {store.location.name} holds id {wrong} and the model has {rows} of them: "
         f"{remedy}."
     )
 

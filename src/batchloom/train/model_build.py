@@ -163,7 +163,7 @@ def _vocabulary(store: Store, shape: ModelSettings) -> int:
     known, stated = store.vocab_size, shape.vocab_size
     if known is None and stated is None:
         problem = (
-            f"missing; {store.place} does not say which tokenizer made it: set it in a "
+            f"missing; {store.location.name} does not say which tokenizer made it: set it in a "
             "--config-file to more than its largest id"
         )
         raise SettingsError([f"model.vocab_size: {problem}"])

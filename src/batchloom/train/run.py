@@ -139,7 +139,7 @@ def set_up(
     if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
         raise TrainError(
-            f"None of the {settings.steps} steps on {store.place} has anything to predict: no "
+            f"None of the {settings.steps} steps on {store.location.name} has anything to predict: no "
             f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
@@ -161,12 +161,12 @@ def _tell_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLo
     """Say that data is real, or have every line from here on say that it is not."""
     given = opened.stores.values() if isinstance(opened, Mixture) else (opened,)
     stores = [store for store in given if isinstance(store, Store)]
-    if any(store.synthetic for store in stores):
+    if any(store.contents.synthetic for store in stores):
         log.mark = "  source=synthetic"
     elif log.speaks:
         for store in stores[:_SHOWN]:
-            plain = isinstance(data, Path) and not store.is_far
-            place = data if plain else store.place
+            plain = isinstance(data, Path) and not store.location.is_remote
+            place = data if plain else store.location.name
             _LOG.info("Loaded real indexed dataset from %s", place)
             _LOG.info("Dataset contains %d sequences", len(store))
         if len(stores) > _SHOWN:
@@ -179,7 +179,7 @@ def has_targets(loader: Loader, steps: int) -> bool:
     Packs are the same in every epoch, so one epoch tells; as a rule its first sequences do.
     """
     plan, store, position = loader.plan, loader.store, 0
-    if not store.trained_tokens:
+    if not _trained_tokens(loader):
         return False
     if not isinstance(store, Store):
         # A mixture has no epoch of its own: of what lies further on nothing is known.
@@ -365,8 +365,8 @@ def _described(run: Run) -> dict[str, Any]:
 
 def _place(store: Store) -> dict[str, Any]:
     place: dict[str, Any] = {"name": store.path.name}
-    if (store.generation or 1) > 1:
-        place["generation"] = store.generation
+    if (store.location.generation or 1) > 1:
+        place["generation"] = store.location.generation
     return place
 
 
@@ -459,11 +459,16 @@ def _introduce(run: Run, done: int) -> None:
         say(f"resume from the checkpoint of step {done}")
 
 
+def _trained_tokens(loader: Loader) -> int:
+    store = loader.store
+    return store.contents.trained_tokens if isinstance(store, Store) else store.trained_tokens
+
+
 def _tell_store(run: Run) -> None:
     """Say what is read of a store."""
     say = run.log.say
     store, plan = run.loader.store, run.loader.plan
-    share_trained = store.trained_tokens / max(store.tokens, 1)
+    share_trained = _trained_tokens(run.loader) / max(store.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if store.masked else ""
     say(f"data   {run.loader.origin}: {len(store):,} documents, {store.tokens:,} tokens{trained}")
     for line in mixture_lines(plan, run.settings.steps):
@@ -473,11 +478,13 @@ def _tell_store(run: Run) -> None:
             f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by any other "
             "(noise_prob); labels stay the true ones"
         )
-    if run.store.weights and not isinstance(plan.orders.data, Mixture):
-        weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.weights[:_SHOWN])
+    if run.store.contents.weights and not isinstance(plan.orders.data, Mixture):
+        weights = ", ".join(
+            f"{name} {weight:g}" for name, weight in run.store.contents.weights[:_SHOWN]
+        )
         more = (
-            f" and {len(run.store.weights) - _SHOWN:,} more"
-            if len(run.store.weights) > _SHOWN
+            f" and {len(run.store.contents.weights) - _SHOWN:,} more"
+            if len(run.store.contents.weights) > _SHOWN
             else ""
         )
         say(

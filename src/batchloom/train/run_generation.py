@@ -33,23 +33,27 @@ def begun_on(
     """
     before = folder.read().get("data")
     newest = open_store(data, **opened)
-    if not isinstance(before, dict) or newest.manifest is None or newest.generation is None:
+    if (
+        not isinstance(before, dict)
+        or newest.manifest is None
+        or newest.location.generation is None
+    ):
         return None
     named = before.get("fingerprint")
     number = before.get("generation")
     told = {entry.number: entry.fingerprints for entry in newest.manifest.all_history}
     if not isinstance(number, int) or told.get(number, {}).get(newest.split) != named:
         # It was begun before there were several, or somewhere else.
-        number = newest.generation_with(str(named))
-    if number is None or number == newest.generation:
+        number = newest.contents.generation_with(str(named))
+    if number is None or number == newest.location.generation:
         return None
     # Where it was compacted away, this says so before anything is built.
-    newest.manifest_of(number)
+    newest.reader.read_manifest(number)
     if ranks.first:
         _LOG.info(
             "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
             number,
-            newest.place if newest.is_far else data,
-            newest.generation,
+            newest.location.name if newest.location.is_remote else data,
+            newest.location.generation,
         )
     return number

@@ -230,7 +230,7 @@ def compare(spec: CompareSpec, say: Say = print, out: Path | None = None) -> Com
     return Comparison(
         spec=spec,
         origin=loaders[0].origin,
-        synthetic=store.synthetic,
+        synthetic=store.contents.synthetic,
         plan=loaders[0].plan.fingerprint,
         digest=_digest([_hashes(one[: spec.steps]) for one in wanted.entries]),
         reference=next((one.name for one in outcomes if one.state == "ran"), ""),
@@ -255,12 +255,12 @@ def _opened(spec: CompareSpec) -> tuple[Store, str]:
     """The store, and the place under which every process finds it."""
     given = spec.store or SYNTHETIC_STORE
     store = open_store(given)
-    if store.synthetic and not spec.synthetic:
+    if store.contents.synthetic and not spec.synthetic:
         remedy = "give real data, or --synthetic for a pure throughput run"
         raise SettingsError(
             [f"store: {given} is synthetic data, which says nothing of training; {remedy}"]
         )
-    if spec.synthetic and not store.synthetic:
+    if spec.synthetic and not store.contents.synthetic:
         raise SettingsError(
             [f"synthetic: {given} is real data; leave --synthetic out, or leave the store out"]
         )
@@ -269,7 +269,7 @@ def _opened(spec: CompareSpec) -> tuple[Store, str]:
             f"{given} does not say which tokenizer made it, and a model needs the size of its vocabulary: "
             "batchloom import makes a store of it."
         )
-    elsewhere = "://" in given or (store.synthetic and not Path(given).exists())
+    elsewhere = "://" in given or (store.contents.synthetic and not Path(given).exists())
     return store, given if elsewhere else os.path.abspath(given)  # noqa: PTH100 - a prefix is no file
 
 

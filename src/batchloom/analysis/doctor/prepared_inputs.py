@@ -102,11 +102,14 @@ def prepared_facts(given: str, seq_len: int, preview: int, *, full: bool) -> Pre
 def _preview(place: str, count: int) -> tuple[Preview, ...]:
     store = open_store(place)
     shown = []
-    for number in store.first(count):
+    for number in store.contents.first(count):
         ids = store[number].ids.astype(np.int64)
         span = (np.array([number]), np.zeros(1, np.int64), np.array([ids.size]))
         trained = store.mask(*span)[0] if store.masked else np.ones(ids.size, bool)
-        origin, pieces = store.origin(number), tuple(cut_pieces(store.tokenizer, ids, trained))
+        origin, pieces = (
+            store.provenance.of(number),
+            tuple(cut_pieces(store.tokenizer, ids, trained)),
+        )
         row = None if origin.line else origin.record + 1
         shown.append(Preview(origin.source, origin.line, row, ids.size, int(trained.sum()), pieces))
     return tuple(shown)

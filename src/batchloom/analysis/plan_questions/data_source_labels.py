@@ -10,6 +10,6 @@ def mark_of(plan: Plan) -> dict[str, str]:
     stores = plan.stores.values()
     if any(isinstance(store, AssumedStore) for store in stores):
         return {"source": "assumed"}
-    if any(isinstance(store, Store) and store.synthetic for store in stores):
+    if any(isinstance(store, Store) and store.contents.synthetic for store in stores):
         return {"source": "synthetic"}
     return {}

@@ -166,12 +166,14 @@ def _refuse_stream(found: Checkpoint) -> None:
 
 def _as_begun(store: PlanStore, told: Mapping[str, Any] | None) -> PlanStore:
     """A store in the generation a run was begun on; as it is where it never was what the run was on."""
-    if not isinstance(store, Store) or store.generation is None or told is None:
+    if not isinstance(store, Store) or store.location.generation is None or told is None:
         return store
-    number = store.generation_with(str(told.get("store")))
-    if number is None or number == store.generation:
+    number = store.contents.generation_with(str(told.get("store")))
+    if number is None or number == store.location.generation:
         return store
-    return open_store(store.address, store.split, **{**store.opened_with, "generation": number})
+    return open_store(
+        store.location.address, store.split, **{**store.location.options, "generation": number}
+    )
 
 
 @dataclass(frozen=True, slots=True)

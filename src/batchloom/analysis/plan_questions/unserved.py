@@ -20,7 +20,8 @@ def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     """
     name = plan.names[number]
     length = int(plan.stores[name].lengths.take(np.array([document]))[0])
-    media = getattr(plan.stores[name], "media", "")
+    known = plan.stores[name]
+    media = known.contents.media if isinstance(known, Store) else ""
     if not length and media:
         return f"it is empty, or its media are others than source {name!r} takes of its store (media={media!r})"
     if not length:

@@ -4,6 +4,7 @@ from .collate import (
     row_of as row_of,
     stands_by_row as stands_by_row,
 )
+from .combined_store import is_replicated as is_replicated
 from .loader import Loader as Loader
 from .loader_data import (
     first_store as first_store,

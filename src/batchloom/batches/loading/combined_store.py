@@ -53,9 +53,9 @@ class Shelf:
         self._bans = bans
         self.masked = bans or any(store.masked for store in all_of)
         self.tokens = sum(store.tokens for store in all_of)
-        self.trained_tokens = sum(store.trained_tokens for store in all_of)
-        self.replicated = all(store.replicated for store in all_of)
-        shards = sum(store.shards for store in all_of)
+        self.trained_tokens = sum(store.contents.trained_tokens for store in all_of)
+        self.replicated = all(store.location.replicated for store in all_of)
+        shards = sum(len(store.shards) for store in all_of)
         self._most = mapped_limit(shards, 3 if self.masked else 2)
         if len(all_of) > 1:
             _share_descriptors(all_of, self._most)
@@ -73,14 +73,14 @@ class Shelf:
         begins: list[int] = []
         places: list[_Place] = []
         for number, store in enumerate(self._stores):
-            first, mapped = int(self._firsts[number]), store.direct
+            first, mapped = int(self._firsts[number]), store.shards.mapped
             if mapped is None:
                 begins.append(first)
                 places.append((number, None, 0, 0))
                 continue
-            begins += [first + bound for bound in store.bounds[:-1]]
+            begins += [first + bound for bound in store.shards.bounds[:-1]]
             shift = store.dtype.itemsize.bit_length() - 1
-            places += [(number, mapped, inside, shift) for inside in range(store.shards)]
+            places += [(number, mapped, inside, shift) for inside in range(len(store.shards))]
         return np.array(begins, np.int64), [*places, (-1, None, 0, 0)]
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Shelf:
     def shard_of(self, document: int) -> str:
         """Where the tokens of a document lie, for errors."""
         number = int(self._firsts.searchsorted(document, side="right")) - 1
-        return self._stores[number].shard_of(document - int(self._firsts[number]))
+        return self._stores[number].shards.name_of(document - int(self._firsts[number]))
 
     def numbered(self, rows: Rows) -> Rows:
         """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""
@@ -125,7 +125,7 @@ class Shelf:
                     if opened > self._most // 2:
                         # A view keeps its shard's file open after the shard was given up.
                         views, opened = [view.copy() for view in views], 0
-                    kept = self._stores[number].shard(inside)
+                    kept = self._stores[number].shards.map(inside)
                 found = (kept.pointers, kept.tokens, shift)
                 if self._keep_all:
                     known[shard] = found
@@ -184,13 +184,23 @@ class Shelf:
 
 def _share_descriptors(stores: list[Store], most: int) -> None:
     """Let each store keep its share of the shards that can be mapped at once, at least one."""
-    shards = sum(store.shards for store in stores)
+    shards = sum(len(store.shards) for store in stores)
     for store in stores:
-        store.keep_mapped(max(1, most * store.shards // max(shards, 1)))
+        store.shards.limit_mapped(max(1, most * len(store.shards) // max(shards, 1)))
 
 
 _NOTHING = np.empty(0, np.int64)
 _NOT = np.empty(0, bool)
+
+
+def stores_of(store: Store | Shelf) -> list[Store]:
+    """Return the stores that are read as one, or the one store."""
+    return list(store.stores.values()) if isinstance(store, Shelf) else [store]
+
+
+def is_replicated(store: Store | Shelf) -> bool:
+    """Return whether every rank is to read rank 0's share."""
+    return store.replicated if isinstance(store, Shelf) else store.location.replicated
 
 
 def shelf_of(stores: Mapping[str, object], *, bans: bool) -> Shelf:

@@ -13,7 +13,7 @@ _LOG = logging.getLogger("batchloom")
 def origin_of(*stores: object) -> str:
     """``source=real NAME/SUBSET FINGERPRINT``, or ``source=synthetic ...`` of what was made up; all of several."""
     opened = [store for store in stores if isinstance(store, Store)]
-    made_up = any(store.synthetic for store in opened)
+    made_up = any(store.contents.synthetic for store in opened)
     names = ", ".join(_name(store) for store in opened)
     return f"{_SYNTHETIC if made_up else 'source=real'} {names}"
 
@@ -25,7 +25,7 @@ def _name(store: Store) -> str:
 
 def log_of(*stores: object) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
     """The log ``batchloom``, whose every line about synthetic data says that it is."""
-    if any(isinstance(store, Store) and store.synthetic for store in stores):
+    if any(isinstance(store, Store) and store.contents.synthetic for store in stores):
         return _Synthetic(_LOG)
     return _LOG
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from batchloom.batches.assembly import Batch, BatchCuts, Ids, Reader, assemble_rows, to_torch
-from batchloom.batches.loading.combined_store import Shelf
+from batchloom.batches.loading.combined_store import Shelf, stores_of
 from batchloom.batches.loading.loader import Loader
 from batchloom.batches.loading.media_rules import stream_media
 from batchloom.batches.loading.stream_steps import Streamed
@@ -63,10 +63,10 @@ class _OfStores:
 
     def __init__(self, loader: Loader) -> None:
         self.reader = store = loader.store
-        self._stores = list(store.stores.values()) if isinstance(store, Shelf) else [store]
+        self._stores = stores_of(store)
         self.media = media_of_stores(self._stores, loader.spec.media)
         self.place = next(
-            one.place for one in self._stores if StoreMedia(one).processor is not None
+            one.location.name for one in self._stores if StoreMedia(one).processor is not None
         )
         self._firsts = np.cumsum([0, *(len(one) for one in self._stores)])
         self._banned = [
@@ -256,5 +256,5 @@ def _short_documents(store: Store, first: int, longest: int, banned: Ids) -> Ite
     for start in range(0, len(store), _LOOKED_AT):
         lengths = store.lengths.slice(start, min(len(store), start + _LOOKED_AT))
         fit = start + np.flatnonzero((lengths > 1) & (lengths <= longest))
-        left_out = are_removed(store.removed, fit) | np.isin(fit, banned)
+        left_out = are_removed(store.contents.removed, fit) | np.isin(fit, banned)
         yield from (first + fit[~left_out]).tolist()

@@ -18,12 +18,13 @@ def refuse_beyond(store: Store | Shelf, ids: NDArray[np.int64], rows: Rows) -> N
     # As unsigned a negative id is the largest, so that one pass tells both.
     if store.vocab_size is None or int(ids.view(np.uint64).max()) < store.vocab_size:
         return
+    name_of = store.shard_of if isinstance(store, Shelf) else store.shards.name_of
     pieces = store.read(rows.documents, rows.starts, rows.lengths)
     for document, piece in zip(rows.documents.tolist(), pieces, strict=True):
         wide = piece.astype(np.int64)
         wrong = wide[(wide < 0) | (wide >= store.vocab_size)]
         if wrong.size:
             raise StoreError(
-                f"{store.shard_of(document)} holds token id {wrong[0]} in document {document}, and the vocabulary has "
+                f"{name_of(document)} holds token id {wrong[0]} in document {document}, and the vocabulary has "
                 f"ids 0 to {store.vocab_size - 1}: the shard was changed or damaged. Run batchloom check on the store."
             )

@@ -29,7 +29,7 @@ def announce_left_out(plan: Plan, gone: Mapping[str, tuple[int, ...]]) -> bool:
             "%s of %s documents of %s are served as padding: their images or audio are gone (MediaSpec.replace).",
             f"{len(numbers):,}",
             f"{store.lengths.size:,}",
-            store.place if isinstance(store, Store) else name,
+            store.location.name if isinstance(store, Store) else name,
         )
     leaving = _leaving(plan)
     if sum(order.pools.documents for order in leaving) <= _AT_ONCE:
@@ -67,7 +67,7 @@ def announce_cut(plan: Plan) -> None:
     """Tell that conversations are cut, where a store of texts and conversations has long documents."""
     for order in plan.orders.latest():
         store, spec = order.store, order.spec
-        if not (isinstance(store, Store) and store.mixed and spec.overlong == "split"):
+        if not (isinstance(store, Store) and store.contents.mixed and spec.overlong == "split"):
             continue
         if order.pools.documents > _AT_ONCE or order.pools.longest() > spec.seq_len:
             log_of(store).warning(

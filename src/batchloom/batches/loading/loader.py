@@ -29,7 +29,7 @@ from batchloom.batches.assembly import (
     with_augment,
     without_augment,
 )
-from batchloom.batches.loading.combined_store import Shelf
+from batchloom.batches.loading.combined_store import Shelf, is_replicated, stores_of
 from batchloom.batches.loading.data_source import origin_of
 from batchloom.batches.loading.id_range import refuse_beyond
 from batchloom.batches.loading.iterations import Iterations
@@ -314,11 +314,11 @@ class Loader:
     @cached_property
     def _is_far(self) -> bool:
         """Whether any of the stores lies elsewhere."""
-        return any(store.is_far for store in self._stores())
+        return any(store.location.is_remote for store in self._stores())
 
     def _stores(self) -> list[Store]:
         """The open stores, in the order of the numbers rows have for them."""
-        return list(self.store.stores.values()) if isinstance(self.store, Shelf) else [self.store]
+        return stores_of(self.store)
 
     def _fetched(self, first: int) -> Iterator[Staged]:
         """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
@@ -434,7 +434,7 @@ class Loader:
             raise no_step(str(step))
         # An edit in between would give rows of one plan to the store of another.
         with self._turn:
-            if self.store.replicated:
+            if is_replicated(self.store):
                 share = self.share_at(step)
                 rows, _ = rank_rows(self.plan, step, share, self._balance)
                 return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
@@ -478,7 +478,9 @@ class Loader:
 
     def _share(self, plan: PlanSpec) -> Share:
         """This process's share of the steps of these settings."""
-        return share_of(plan, self.spec, replicated=self._stream is None and self.store.replicated)
+        return share_of(
+            plan, self.spec, replicated=self._stream is None and is_replicated(self.store)
+        )
 
     def _numbered(self, rows: Rows) -> Rows:
         """The rows as the store numbers its documents."""

@@ -61,17 +61,18 @@ def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOU
         theirs = state["identity"]["sources"][name]["store"]
     except (KeyError, TypeError):
         return
-    if theirs == store.fingerprint or store.manifest is None or not store.on_disk:
+    if theirs == store.fingerprint or store.manifest is None or not store.location.on_disk:
         return
-    newest = store.manifest_of()
-    number = generation_with(newest, store.split, theirs, store.media)
+    newest = store.reader.read_manifest()
+    number = generation_with(newest, store.split, theirs, store.contents.media)
     if number is None:
         return
     # Where it was compacted away, this says so.
-    store.manifest_of(number)
+    store.reader.read_manifest(number)
     raise StateError(
-        f"The state was made on generation {number} of {store.place}, and generation {store.generation} is open: "
-        f"open_store({store.place!r}, {store.split!r}, generation={number}) goes on with it exactly."
+        f"The state was made on generation {number} of {store.location.name}, and generation "
+        f"{store.location.generation} is open: "
+        f"open_store({store.location.name!r}, {store.split!r}, generation={number}) goes on with it exactly."
     )
 
 
@@ -81,15 +82,16 @@ def refuse_preferences(store: Store) -> None:
     Raises:
         InputError: it is one.
     """
-    if not store.preferences:
+    if not store.contents.preferences:
         return
     remedy = {
         "pairs": "To train the chosen answers alone, prepare the data again with --map prompt=prompt,completion=chosen "
         "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
         "labels": "To train the good answers alone, keep their records only and prepare those with --map label=",
-    }[store.preferences]
+    }[store.contents.preferences]
     raise InputError(
-        f"{store.place} holds preferences ({store.preferences}): a loader would train the answers that are not wanted, "
+        f"{store.location.name} holds preferences ({store.contents.preferences}): a loader would train the answers "
+        "that are not wanted, "
         f"too. Preference trainers read them with batchloom.store.read.preference_reader. {remedy}."
     )
 
@@ -158,7 +160,7 @@ def plan_of(
 
 def usual_overlong(store: Store) -> Overlong:
     """What becomes of documents that are too long where nobody says: conversations and media are never cut."""
-    return "drop" if store.conversations or holds_media(store) else "split"
+    return "drop" if store.contents.conversations or holds_media(store) else "split"
 
 
 def _dropping(mixture: Mixture) -> Mixture:

@@ -89,7 +89,7 @@ def batch_media(
     """
     # Of a processor whose media are left out as they were chosen, nothing is wanted beside the text.
     if not any(
-        store.manifest is not None and store.manifest.processor and store.media != "none"
+        store.manifest is not None and store.manifest.processor and store.contents.media != "none"
         for store in stores
     ):
         return None
@@ -117,7 +117,8 @@ def refuse_cut_by_edit(plan: Plan) -> None:
                 longest = held[whole[held].argmax()]
                 document, tokens = int(rest.documents[longest]), int(whole[longest])
                 raise PlanError(
-                    f"seq_len {order.spec.seq_len} of the edit cuts document {document} of {store.place}, which holds "
+                    f"seq_len {order.spec.seq_len} of the edit cuts document {document} of {store.location.name}, "
+                    "which holds "
                     f"images or audio and has {tokens} tokens: what is left of a pool is packed anew, and nothing of "
                     f"it is left out. Give a seq_len of at least {tokens}."
                 )

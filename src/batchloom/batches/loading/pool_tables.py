@@ -47,7 +47,7 @@ def table_name(order: SourceOrder) -> str:
 def table_folders(store: Store) -> list[Path]:
     """Folders a table may lie in: beside a store that lies somewhere, else in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _FOLDER
-    if not store.on_disk or store.is_far:
+    if not store.location.on_disk or store.location.is_remote:
         return [cache]
     beside = store.path if store.path.is_dir() else store.path.parent
     return [beside / _FOLDER, cache]
@@ -235,9 +235,9 @@ def _request(order: SourceOrder) -> dict[str, object]:
     store = opened_of(order)
     return {
         "name": order.name,
-        "path": store.address,
+        "path": store.location.address,
         "split": store.split,
-        "opened": store.opened_with,
+        "opened": store.location.options,
         "spec": to_plain(order.spec),
     }
 

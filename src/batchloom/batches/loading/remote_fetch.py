@@ -18,6 +18,7 @@ from batchloom.core.errors import BatchloomError
 from batchloom.plan import LanePlan, Plan, PlanSpec
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
+from batchloom.store.read import FarSubset
 
 LOG = logging.getLogger("batchloom")
 # Tokens of the steps that are looked ahead, and of those that are fetched together.
@@ -101,7 +102,11 @@ class Fetching:
         sizes: Sizes,
     ) -> None:
         self._stores, self._blocks, self._rows, self._sizes = stores, blocks, rows, sizes
-        far = [(store.far, store.dtype.itemsize) for store in stores if store.far is not None]
+        far = [
+            (store.reader, store.dtype.itemsize)
+            for store in stores
+            if isinstance(store.reader, FarSubset)
+        ]
         self._limit = min(one.settings.limit for one, _ in far)
         self._itemsize = max(one.bytes_a_token for one, _ in far)
         # Tokens that the cache holds, that are looked ahead, and that are fetched together; fewer where media come too.
@@ -212,7 +217,7 @@ class Fetching:
 
     def _fetch(self, group: range) -> bool:
         """Have steps fetched; whether there are more behind them."""
-        if all(store.is_here for store in self._stores):
+        if all(store.reader.is_here for store in self._stores):
             return True
         found = [(step, self._rows(step)) for step in group]
         kept = {step: one for step, one in found if one is not None}
@@ -247,9 +252,9 @@ def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> N
         StoreError, InputError: as ``Store.read``.
     """
     for source, (store, block) in enumerate(zip(stores, blocks, strict=True)):
-        if store.is_far:
+        if store.location.is_remote:
             held = [one.documents[_served(one, source)] for one in rows]
-            store.fetch(np.unique(np.concatenate(held)), block)
+            store.reader.fetch(np.unique(np.concatenate(held)), block)
 
 
 def _served(rows: Rows, source: int) -> NDArray[np.bool_]:

@@ -46,13 +46,13 @@ def look_at_media(store: Store) -> Iterator[Looked]:
     reads, source = media_of_stores([store], READ_AS_USUAL), StoreSource(store)
     for first in range(0, len(store), _TOGETHER):
         numbers = np.arange(first, min(first + _TOGETHER, len(store)))
-        numbers = numbers[~are_removed(store.removed, numbers)]
+        numbers = numbers[~are_removed(store.contents.removed, numbers)]
         held = [media for media in source.media.of(numbers) if media]
         if not held:
             continue
         # What cannot be had is told of the medium that needs it.
         with contextlib.suppress(StoreError):
-            store.fetch(np.array([media[0].document for media in held]))
+            store.reader.fetch(np.array([media[0].document for media in held]))
         yield _looked(reads, source, held)
 
 

@@ -45,9 +45,9 @@ class StoreSource:
 
     def told(self, document: int) -> str:
         """What a document is called in a sentence."""
-        origin = self.store.origin(document)
+        origin = self.store.provenance.of(document)
         line = f", line {origin.line}" if origin.line is not None else f", row {origin.record + 1}"
-        return f"Document {document} of {self.store.place} ({origin.source}{line})"
+        return f"Document {document} of {self.store.location.name} ({origin.source}{line})"
 
 
 @final
@@ -67,7 +67,7 @@ class _Finder:
             spans = np.flatnonzero(numbers == number)
             documents = rows.documents[spans] - self._firsts[number]
             # What was taken out reads as end tokens, and what stood for media is gone with it.
-            left = ~are_removed(source.store.removed, documents)
+            left = ~are_removed(source.store.contents.removed, documents)
             spans, documents = spans[left], documents[left]
             those = source.media.of(documents)
             _refuse_cut(source, rows, spans, documents, those)
@@ -114,8 +114,8 @@ def _refuse_cut(
     for at in np.flatnonzero(cut).tolist():
         if media[at]:
             raise PlanError(
-                f"Document {int(documents[at])} of {source.store.place} holds images or audio and is cut by the plan: "
-                "give its source overlong='drop' or 'error', and a packing that cuts nothing (best_fit)."
+                f"Document {int(documents[at])} of {source.store.location.name} holds images or audio and is cut by "
+                "the plan: give its source overlong='drop' or 'error', and a packing that cuts nothing (best_fit)."
             )
 
 

@@ -58,8 +58,8 @@ def gone_of(stores: Mapping[str, object], files: Sequence[str]) -> Gone:
         if not ours:
             raise InputError(
                 f"{file} names documents of {listed.store}, and of no store or generation that is opened here "
-                f"({', '.join(store.place for store in opened.values())}): make the list of that one (batchloom check "
-                "STORE --gone FILE; --generation for an older one)."
+                f"({', '.join(store.location.name for store in opened.values())}): make the list of that one "
+                "(batchloom check STORE --gone FILE; --generation for an older one)."
             )
         for name, documents in ours.items():
             found.setdefault(name, set()).update(documents)

@@ -339,9 +339,9 @@ def _refuse_other_tokenizers(stores: Mapping[str, PlanStore]) -> None:
         PlanError: names two of them.
     """
     known = {
-        name: made
+        name: str(manifest.tokenizer.fingerprint)
         for name, store in stores.items()
-        if (made := getattr(store, "tokenizer_fingerprint", None)) is not None
+        if (manifest := getattr(store, "manifest", None)) is not None
     }
     first = next(iter(known.items()), None)
     for name, made in known.items():

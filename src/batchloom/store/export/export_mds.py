@@ -39,12 +39,12 @@ def export_mds(store: Store, folder: Path, tick: Tick) -> list[str]:
         columns["loss_mask"] = ("ndarray:uint8", None)
     if store.manifest is not None:
         columns["source"] = "str", None
-    if store.preferences:
+    if store.contents.preferences:
         columns["side"] = "str", None
     # Columns of one size stand behind the others: a sample is sizes, then texts, then numbers.
     if store.manifest is not None:
         columns["record"] = "int", 8
-    if store.preferences:
+    if store.contents.preferences:
         columns["pair"] = "int", 8
     shards = _Shards(folder, columns)
     sources = store.manifest.sources if store.manifest else ()

@@ -27,8 +27,8 @@ def export_parquet(store: Store, folder: Path, tick: Tick) -> list[str]:
         OutputError: nothing can be written.
     """
     name, schema = store.split or store.path.name, _schema(store)
-    for number in range(store.shards):
-        path = folder / f"{name}-{number:05d}-of-{store.shards:05d}.parquet"
+    for number in range(len(store.shards)):
+        path = folder / f"{name}-{number:05d}-of-{len(store.shards):05d}.parquet"
         # Ids of a vocabulary do not fit a dictionary page: looking for one takes longer than all else.
         options = {"compression": "zstd", "use_dictionary": ["source", "side"]}
         with _synced(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
@@ -44,8 +44,8 @@ def export_hf(store: Store, folder: Path, tick: Tick) -> list[str]:
         OutputError: nothing can be written.
     """
     schema, names = _schema(store), []
-    for number in range(store.shards):
-        names.append(f"data-{number:05d}-of-{store.shards:05d}.arrow")
+    for number in range(len(store.shards)):
+        names.append(f"data-{number:05d}-of-{len(store.shards):05d}.arrow")
         path = folder / names[-1]
         with _synced(path) as file, pa.ipc.new_stream(file, schema) as writer:
             for table in _tables(store, number, schema, tick):
@@ -79,7 +79,7 @@ def _schema(store: Store) -> pa.Schema:
         fields.append(("loss_mask", pa.list_(pa.int8())))
     if store.manifest is not None:
         fields += [("source", pa.string()), ("record", pa.int64())]
-    if store.preferences:
+    if store.contents.preferences:
         fields += [("pair", pa.int64()), ("side", pa.string())]
     return pa.schema(fields)
 

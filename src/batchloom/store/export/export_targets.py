@@ -92,12 +92,12 @@ def export_store(
         verify="first-read" if Path(path).is_dir() else None,
     )
     place = Path(out)
-    if not store.on_disk:
+    if not store.location.on_disk:
         raise InputError(
             f"{store.path} is made up as it is read, and has no shards to export: write it first (batchloom prepare "
             f"{store.path} --out STORE), and export that store."
         )
-    refuse_media(store.manifest, store.place, "an export")
+    refuse_media(store.manifest, store.location.name, "an export")
     tick = progress or (lambda _: None)
     with _aside(place) as folder:
         if to == "megatron" and merge is not None:
@@ -108,12 +108,12 @@ def export_store(
             notes = export_flat(store, folder, tick)
         else:
             notes = _writer(to)(store, folder, tick)
-    if store.removed.size:
-        notes = [*notes, f"{store.removed.size:,} removed documents are left out."]
-    if store.synthetic:
+    if store.contents.removed.size:
+        notes = [*notes, f"{store.contents.removed.size:,} removed documents are left out."]
+    if store.contents.synthetic:
         notes = [*notes, _SYNTHETIC_NOTE]
     sizes = [one.stat().st_size for one in place.iterdir()]
-    return Exported(place, to, *store.kept, len(sizes), sum(sizes), tuple(notes))
+    return Exported(place, to, *store.contents.kept, len(sizes), sum(sizes), tuple(notes))
 
 
 def _problems(to: str, merge: str | None) -> list[str]:

@@ -27,8 +27,10 @@ def export_shards(store: Store, folder: Path, tick: Tick) -> list[str]:
         OutputError: nothing can be written.
         StoreError: a shard has other bytes than its checksums say.
     """
-    for number, stem in enumerate(store.stems):
-        first, stop = store.removed.searchsorted(store.bounds[number : number + 2]).tolist()
+    for number, stem in enumerate(store.shards.stems):
+        first, stop = store.contents.removed.searchsorted(
+            store.shards.bounds[number : number + 2]
+        ).tolist()
         if first < stop:
             _write_shard(store, number, folder / stem.name, tick)
             continue
@@ -37,7 +39,7 @@ def export_shards(store: Store, folder: Path, tick: Tick) -> list[str]:
             source = stem.with_name(stem.name + suffix)
             if suffix != ".mask" or source.is_file():
                 _link_or_copy(source.resolve(), folder / source.name)
-        tick(store.bounds[number + 1] - store.bounds[number])
+        tick(store.shards.bounds[number + 1] - store.shards.bounds[number])
     return _lost(store)
 
 
@@ -47,14 +49,14 @@ def _verify_shard(store: Store, number: int) -> None:
         return
     entry = store.manifest.subsets[store.split].shards[number]
     for suffix, stated in ((".bin", entry.bin), (".idx", entry.idx), (".mask", entry.mask)):
-        path = store.stems[number].with_name(entry.name + suffix)
+        path = store.shards.stems[number].with_name(entry.name + suffix)
         if stated is not None and checksum(map_file(path)) != stated:
             raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK}")
 
 
 def _write_shard(store: Store, number: int, stem: Path, tick: Tick) -> None:
     """A shard without its removed documents, which is nothing where all of them are."""
-    lengths = _kept_lengths(store, *store.bounds[number : number + 2])
+    lengths = _kept_lengths(store, *store.shards.bounds[number : number + 2])
     if not lengths.size:
         return
     write_pieces(stem.with_suffix(".idx"), index_pieces(lengths, store.dtype))
@@ -68,8 +70,10 @@ def _write_shard(store: Store, number: int, stem: Path, tick: Tick) -> None:
 def _kept_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
     """Lengths of documents ``start`` to ``stop - 1`` without the removed ones."""
     lengths = store.lengths.slice(start, stop)
-    first, last = store.removed.searchsorted([start, stop])
-    return np.delete(lengths, store.removed[first:last] - start) if first < last else lengths
+    first, last = store.contents.removed.searchsorted([start, stop])
+    return (
+        np.delete(lengths, store.contents.removed[first:last] - start) if first < last else lengths
+    )
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -110,8 +114,8 @@ def export_flat(store: Store, folder: Path, tick: Tick) -> list[str]:
     facts = {
         "dtype": store.dtype.name,
         "eod": store.end_id if clear else None,
-        "documents": store.kept[0],
-        "tokens": store.kept[1],
+        "documents": store.contents.kept[0],
+        "tokens": store.contents.kept[1],
         "vocab_size": store.vocab_size,
         "tokenizer": store.manifest.tokenizer.name if store.manifest else None,
     }
@@ -148,8 +152,10 @@ def _ids(found: Iterator[Stretch], tick: Tick) -> Iterator[memoryview]:
 
 
 def _write_mask(store: Store, path: Path) -> None:
-    if store.trained_tokens < store.kept[1]:
-        write_pieces(path, mask_pieces(store.kept[1], store.trained_tokens, _flags(store)))
+    if store.contents.trained_tokens < store.contents.kept[1]:
+        write_pieces(
+            path, mask_pieces(store.contents.kept[1], store.contents.trained_tokens, _flags(store))
+        )
 
 
 def _flags(store: Store) -> Iterator[NDArray[np.bool_]]:
@@ -161,15 +167,15 @@ def _flags(store: Store) -> Iterator[NDArray[np.bool_]]:
 def _lost(store: Store) -> list[str]:
     """What of a store such files do not hold, or only we read, one sentence each."""
     notes = []
-    if store.preferences:
+    if store.contents.preferences:
         notes.append(
             "Which answers are preferred cannot be told from these files: --to parquet, hf or mds keeps pair and side."
         )
-    masked = store.kept[1] - store.trained_tokens
+    masked = store.contents.kept[1] - store.contents.trained_tokens
     if not masked:
         return notes
     note = (
-        f"{masked:,} of {store.kept[1]:,} tokens are not trained. The .mask files say which; batchloom heeds them, "
-        "Megatron and other readers do not."
+        f"{masked:,} of {store.contents.kept[1]:,} tokens are not trained. The .mask files say which; batchloom "
+        "heeds them, Megatron and other readers do not."
     )
     return [*notes, note]

@@ -135,6 +135,12 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             self.tokens - (gone.tokens if gone else 0),
         )
 
+    @property
+    def trained_tokens(self) -> int:
+        """Number of trained tokens without those of removed documents."""
+        trained = sum(s.tokens if s.trained is None else s.trained for s in self.shards)
+        return trained - (self.removed.trained if self.removed else 0)
+
 
 class PartEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A stretch of a source that one unit read: [start, stop) in bytes, and its records."""

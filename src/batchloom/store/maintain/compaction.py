@@ -121,7 +121,7 @@ def _compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tup
     for name, entry in base.subsets.items():
         # Without it a flipped bit would get a checksum of its own.
         store = open_store(folder, name, generation=base.generation, verify="first-read")
-        if not store.removed.size and len(entry.all_layers) == 1:
+        if not store.contents.removed.size and len(entry.all_layers) == 1:
             subsets[name] = entry
             continue
         shards: list[ShardEntry] = []
@@ -145,13 +145,13 @@ def _compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tup
 
 def _removed_of(store: Store, shard: int) -> NDArray[np.int64]:
     """Places of a shard's removed documents in it."""
-    bounds = store.bounds[shard : shard + 2]
-    begin, end = store.removed.searchsorted(bounds)
-    return store.removed[begin:end] - bounds[0]
+    bounds = store.shards.bounds[shard : shard + 2]
+    begin, end = store.contents.removed.searchsorted(bounds)
+    return store.contents.removed[begin:end] - bounds[0]
 
 
 def _kept_lengths(store: Store, shard: int) -> NDArray[np.uint32]:
-    lengths = store.lengths.slice(*store.bounds[shard : shard + 2])
+    lengths = store.lengths.slice(*store.shards.bounds[shard : shard + 2])
     return np.delete(lengths, _removed_of(store, shard))
 
 
@@ -170,9 +170,9 @@ def _written(
         for stretch in walk(store, shard):
             writer.append(stretch.ids, stretch.trained)
             tick(len(stretch.lengths))
-        origins = store.shard_origins(shard)
+        origins = store.provenance.shard(shard)
         kept = np.delete(np.arange(len(origins)), gone)
-        sides = store.shard_sides(shard) if store.preferences else None
+        sides = store.shards.sides(shard) if store.contents.preferences else None
         return writer.finish(
             _kept_lengths(store, shard),
             origins.take(kept),
@@ -196,7 +196,7 @@ def _subset(store: Store, shards: list[ShardEntry], generation: int) -> SubsetEn
     folder = store.path / store.split
     writer = LengthsWriter(folder, generation)
     try:
-        for shard in range(store.shards):
+        for shard in range(len(store.shards)):
             writer.append(_kept_lengths(store, shard))
         lengths, sums = writer.finish()
     finally:
@@ -222,8 +222,8 @@ class _Lost:
         self._documents, self._tokens = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
 
     def count(self, store: Store, shard: int, gone: NDArray[np.int64]) -> None:
-        parts = store.shard_origins(shard).parts[gone]
-        lengths = store.lengths.take(gone + store.bounds[shard]).astype(np.int64)
+        parts = store.provenance.shard(shard).parts[gone]
+        lengths = store.lengths.take(gone + store.shards.bounds[shard]).astype(np.int64)
         np.add.at(self._documents, parts, 1)
         np.add.at(self._tokens, parts, lengths)
 

@@ -133,8 +133,8 @@ def _found_in(
     """The open subset, and the numbers of its documents that are named."""
     store = open_store(folder, name, generation=base.generation)
     found = [
-        selection.of_shard(name, store.bounds[shard], store.shard_origins(shard))
-        for shard in range(store.shards)
+        selection.of_shard(name, store.shards.bounds[shard], store.provenance.shard(shard))
+        for shard in range(len(store.shards))
     ]
     numbers = np.concatenate(found)
     if base.preferences == "pairs":
@@ -147,7 +147,7 @@ def _split(found: _Found) -> tuple[_Found, int]:
     taken: _Found = {}
     before = 0
     for name, (store, numbers) in found.items():
-        gone = are_removed(store.removed, numbers)
+        gone = are_removed(store.contents.removed, numbers)
         before += int(np.count_nonzero(gone))
         if not gone.all():
             taken[name] = store, numbers[~gone]
@@ -158,7 +158,7 @@ def _none_left(found: _Found, taken: _Found) -> bool:
     """Whether what is taken, and what was before, are all documents there are."""
     stores = [store for store, _ in found.values()]
     gone = sum(len(numbers) for _, numbers in taken.values())
-    return gone + sum(store.removed.size for store in stores) == sum(map(len, stores))
+    return gone + sum(store.contents.removed.size for store in stores) == sum(map(len, stores))
 
 
 def _told(taken: _Found, base: Manifest) -> tuple[tuple[str, int, int], ...]:
@@ -167,11 +167,11 @@ def _told(taken: _Found, base: Manifest) -> tuple[tuple[str, int, int], ...]:
     documents = np.zeros(len(base.sources), np.int64)
     tokens = np.zeros(len(base.sources), np.int64)
     for store, numbers in taken.values():
-        for shard in range(store.shards):
-            first, stop = store.bounds[shard], store.bounds[shard + 1]
+        for shard in range(len(store.shards)):
+            first, stop = store.shards.bounds[shard], store.shards.bounds[shard + 1]
             begin, end = numbers.searchsorted([first, stop])
             mine = numbers[begin:end]
-            of = source_of[store.shard_origins(shard).parts[mine - first]]
+            of = source_of[store.provenance.shard(shard).parts[mine - first]]
             lengths = store.lengths.take(mine).astype(np.int64)
             np.add.at(documents, of, 1)
             np.add.at(tokens, of, lengths)
@@ -187,7 +187,7 @@ def _remove(folder: Path, base: Manifest, taken: _Found, selected: tuple[str, ..
     subsets = dict(base.subsets)
     for name, (store, numbers) in taken.items():
         old = subsets[name].removed
-        gone = np.union1d(store.removed, numbers)
+        gone = np.union1d(store.contents.removed, numbers)
         file = write_file(folder / name / removed_name(number), removed_bytes(gone))
         sync_folder(folder / name)
         tokens = int(store.lengths.take(numbers).sum(dtype=np.int64))

@@ -166,7 +166,7 @@ def verify_synthetic(name: str) -> Verdict:
     verdict = Verdict(name, "synthetic", data="synthetic")
     verdict.facts["made of"] = str(store.path)
     verdict.facts["documents"] = f"{len(store):,}, {store.tokens:,} tokens"
-    share = "every rank the same" if store.replicated else "every rank its share"
+    share = "every rank the same" if store.location.replicated else "every rank its share"
     verdict.facts["ranks"] = f"{share} of each step"
     verdict.sample = beginning(store.tokenizer, store[0].ids, _SAMPLE_IDS)
     verdict.used = (
@@ -212,7 +212,9 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
             verdict.faults.append(f"{path}: holds no documents.")
             return verdict
         if store.masked:
-            verdict.facts["trained"] = f"{store.trained_tokens:,} tokens, as {path}.mask says"
+            verdict.facts["trained"] = (
+                f"{store.contents.trained_tokens:,} tokens, as {path}.mask says"
+            )
         lowest, highest, _ = _scan(map_file(path.with_name(path.name + ".bin")), store.dtype)
         ids = _sample_ids(store)
     except FileNotFoundError:
@@ -429,13 +431,13 @@ def _check_content(
     verdict.facts["tokenizer"] = f"{entry.name}, {entry.vocab_size:,} ids, {entry.fingerprint}"
     try:
         tokenizer = store.tokenizer
-        for first in store.first(1):
+        for first in store.contents.first(1):
             verdict.sample = tokenizer.decode(store[first].ids[:_SAMPLE_IDS])
     except BatchloomError as error:
         verdict.faults.append(str(error))
         return
     # What says that it was made up may look like it.
-    if not store.synthetic:
+    if not store.contents.synthetic:
         verdict.faults += _noise_faults(_sample_ids(store), entry.vocab_size, str(folder))
 
 
@@ -443,7 +445,7 @@ def _sample_ids(store: Store) -> NDArray[np.int64]:
     """Tokens of documents spread evenly over the store, at most about four million."""
     share = max(1, _NOISE_SAMPLE // 256)
     numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
-    numbers = numbers[~are_removed(store.removed, numbers)]
+    numbers = numbers[~are_removed(store.contents.removed, numbers)]
     found = [store[int(n)].ids[:share] for n in numbers]
     return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
 

@@ -43,14 +43,14 @@ def walk(store: Store, shard: int | None = None) -> Iterator[Stretch]:
         StoreError: a shard is missing, damaged, or contradicts the manifest.
     """
     parts = _parts(store)
-    bounds = store.bounds
-    for number in range(store.shards) if shard is None else (shard,):
+    bounds = store.shards.bounds
+    for number in range(len(store.shards)) if shard is None else (shard,):
         origins = None if parts is None else _origins(store, number, *parts)
-        sides = store.shard_sides(number) if store.preferences else None
+        sides = store.shards.sides(number) if store.contents.preferences else None
         first, stop = bounds[number], bounds[number + 1]
         for start, end in _cuts(store, first, stop):
             numbers = np.arange(start, end)
-            numbers = numbers[~are_removed(store.removed, numbers)]
+            numbers = numbers[~are_removed(store.contents.removed, numbers)]
             if not numbers.size:
                 continue
             lengths = store.lengths.take(numbers).astype(np.int64)
@@ -95,7 +95,7 @@ def _parts(store: Store) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
 def _origins(
     store: Store, shard: int, sources: NDArray[np.int64], before: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    found = store.shard_origins(shard)
+    found = store.provenance.shard(shard)
     return sources[found.parts], before[found.parts] + found.records.astype(np.int64)
 
 

@@ -2,6 +2,9 @@
 
 import contextlib
 import resource
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -40,6 +43,85 @@ class Place(NamedTuple):
     documents: int
     bytes: int
     mapped: Shard | None = None
+
+
+@final
+class ShardTable:
+    """Shards of a subset, and which documents each of them holds.
+
+    Args:
+        places: the shards in order.
+
+    Attributes:
+        places: as given.
+        bounds: number of the first document of each shard, and the number of documents.
+        starts: ``bounds`` without the last, int64 [shards].
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = tuple(places)
+        firsts = np.cumsum([0, *(place.documents for place in self.places)], dtype=np.int64)
+        self.bounds: tuple[int, ...] = tuple(firsts.tolist())
+        self.starts = firsts[:-1]
+
+    def find(self, document: int) -> tuple[int, int]:
+        """Return the shard of a document and its row there."""
+        shard = bisect_right(self.bounds, document) - 1
+        return shard, document - self.bounds[shard]
+
+    def shards_of(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the shard of each document, int64 [N]."""
+        return self.starts[1:].searchsorted(documents, side="right")
+
+
+@final
+class MappedShards:
+    """Mapped files of the shards of a subset. A shard is mapped on first use; at most ``limit`` stay mapped.
+
+    Args:
+        table: the shards.
+        dtype: dtype of a token.
+        lengths: gives the lengths of all documents ``start`` to ``stop - 1``.
+
+    Attributes:
+        table, dtype: as given.
+        limit: shards that stay mapped.
+        opened: the shards that are mapped now, None for others; the list is kept up to date.
+        openings: number of times that a shard was mapped.
+    """
+
+    def __init__(
+        self,
+        table: ShardTable,
+        dtype: np.dtype[np.generic],
+        lengths: Callable[[int, int], NDArray[np.uint32]],
+    ) -> None:
+        self.table, self.dtype, self.limit = table, dtype, _MOST_MAPPED
+        self._lengths = lengths
+        self.opened = [place.mapped for place in table.places]
+        self.openings = 0
+        self._order: deque[int] = deque()
+
+    def map(self, number: int) -> Shard:
+        """Return a shard, mapped now if it is not yet.
+
+        Raises:
+            StoreError: it is missing, damaged, or contradicts the lengths.
+        """
+        shard = self.opened[number]
+        if shard is None:
+            place, first = self.table.places[number], self.table.bounds[number]
+            shard = map_shard(place, self.dtype, self._lengths(first, first + place.documents))
+            self.opened[number] = shard
+            self.openings += 1
+            self._order.append(number)
+            if len(self._order) > self.limit:
+                self.opened[self._order.popleft()] = None
+        return shard
+
+    def unmapped(self) -> "MappedShards":
+        """Return the same shards, of which none is mapped yet."""
+        return MappedShards(self.table, self.dtype, self._lengths)
 
 
 def map_shard(place: Place, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> Shard:
@@ -218,7 +300,7 @@ def mapped_limit(shards: int, files: int) -> int:
     return min(max(16, room), _MOST_MAPPED)
 
 
-def masked_shards(manifest: Manifest | None, split: str, places: list[Place]) -> frozenset[int]:
+def masked_shards(manifest: Manifest | None, split: str, places: Sequence[Place]) -> frozenset[int]:
     """Numbers of the shards with a ``.mask``."""
     if manifest is None:
         stem = places[0].stem

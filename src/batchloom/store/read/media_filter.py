@@ -1,5 +1,7 @@
 """The documents of a store that hold media of some kinds, or none, as a store of their own."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,20 +54,26 @@ def choose_by_media(store: Store, asked: object) -> Store:
     """
     media, lengths = media_word(asked), store.lengths
     if store.manifest is None or not isinstance(lengths, StoreLengths | FarLengths):
-        raise SettingsError([f"media: only stores know of media, and {store.place} is none"])
+        raise SettingsError(
+            [f"media: only stores know of media, and {store.location.name} is none"]
+        )
     known, chosen = StoreMedia(store), _chosen_sets(media)
     documents, tokens = _totals(store, known, lengths)
     if not documents[chosen].any():
         held = [f"{documents[n]:,} {_word(n)}" for n in np.flatnonzero(documents).tolist()]
         raise InputError(
-            f"{store.place} has no documents in subset {store.split} with media {media!r}; it has: {', '.join(held)}."
+            f"{store.location.name} has no documents in subset {store.split} with media {media!r}; it has: "
+            f"{', '.join(held)}."
         )
 
     def is_chosen(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         return chosen[known.kinds_of(numbers)]
 
     count, total = int(documents[chosen].sum()), int(tokens[chosen].sum())
-    return store.with_lengths(ChosenLengths(lengths, media, is_chosen, count, total))
+    served = ChosenLengths(lengths, media, is_chosen, count, total)
+    location = replace(store.location, options={**store.location.options, "media": media})
+    reader = store.reader.for_lengths(served)
+    return Store(store.path, store.split, store.manifest, location, reader, served)
 
 
 def _word(kinds: int) -> str:
@@ -84,7 +92,7 @@ def _totals(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Documents and tokens of the documents that hold each set of kinds, int64 [sets] each."""
     documents, tokens = np.zeros(_SETS, np.int64), np.zeros(_SETS, np.int64)
-    for shard in range(store.shards):
+    for shard in range(len(store.shards)):
         numbers, kinds = media.holding(shard)
         documents += np.bincount(kinds, minlength=_SETS)
         tokens += np.bincount(kinds, lengths.take(numbers), _SETS).astype(np.int64)

@@ -34,11 +34,11 @@ class Pairs:
     """
 
     def __init__(self, store: Store) -> None:
-        if store.preferences != "pairs":
+        if store.contents.preferences != "pairs":
             raise InputError(_others(store, "preference pairs", "chosen and rejected columns"))
         self.store = store
-        for shard in range(store.shards):
-            store.shard_sides(shard)
+        for shard in range(len(store.shards)):
+            store.shards.sides(shard)
         # Both documents of a pair are removed or none.
         self._kept = _kept(store, 2)
 
@@ -48,7 +48,9 @@ class Pairs:
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
         """The id of each pair, ascending, uint64 [pairs]."""
-        found = [self.store.shard_sides(shard).pairs[::2] for shard in range(self.store.shards)]
+        found = [
+            self.store.shards.sides(shard).pairs[::2] for shard in range(len(self.store.shards))
+        ]
         ids: NDArray[np.uint64] = np.concatenate(found)[self._kept // 2]
         return ids
 
@@ -98,10 +100,10 @@ class Labels:
     """
 
     def __init__(self, store: Store) -> None:
-        if not store.preferences:
+        if not store.contents.preferences:
             raise InputError(_others(store, "labelled answers", "a column label"))
         self.store = store
-        found = [store.shard_sides(shard).sides for shard in range(store.shards)]
+        found = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
         self._kept = _kept(store, 1)
         self.good: NDArray[np.bool_] = np.isin(np.concatenate(found)[self._kept], (GOOD, CHOSEN))
 
@@ -121,7 +123,7 @@ class Labels:
 def _kept(store: Store, every: int) -> NDArray[np.int64]:
     """Numbers of every ``every``-th document that is not removed, int64."""
     numbers = np.arange(0, len(store), every)
-    return numbers[~are_removed(store.removed, numbers)]
+    return numbers[~are_removed(store.contents.removed, numbers)]
 
 
 def _others(store: Store, wanted: str, columns: str) -> str:

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.settings import nearest, shown
-from batchloom.store.format import Origin, places_of
+from batchloom.store.format import Origin, StoreLengths, places_of
+from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.remote_lengths import FarLengths
 from batchloom.store.read.store_reader import Store
-from batchloom.store.read.synthetic_store import SyntheticLengths
 
 # Documents that are looked at together, in a search and one after the other.
 _PROBES, _MANY = 16, 1 << 16
@@ -26,15 +27,13 @@ def origins_of(store: Store, documents: Sequence[int]) -> list[Origin | None]:
     """
     if store.manifest is None:
         return [None] * len(documents)
-    if not store.on_disk:
-        return [store.origin(number) for number in documents]
-    places, bounds = places_of(store.manifest.sources), np.array(store.bounds, np.int64)
+    places, bounds = places_of(store.manifest.sources), np.array(store.shards.bounds, np.int64)
     wanted = np.array(documents, np.int64)
     shards = bounds.searchsorted(wanted, side="right") - 1
     found: list[Origin | None] = [None] * len(documents)
     for shard in np.unique(shards).tolist():
         at = np.flatnonzero(shards == shard)
-        mine = store.some_origins(shard, wanted[at] - bounds[shard])
+        mine = store.provenance.rows(shard, wanted[at] - bounds[shard])
         for place, origin in zip(at.tolist(), places.named(mine), strict=True):
             found[place] = origin
     return found
@@ -61,7 +60,7 @@ def documents_of(store: Store, file: str, record: int) -> list[int]:
         InputError: the store does not say where documents came from, has no such file, or that no such record.
         StoreError: a shard's ``.docs`` is missing or damaged.
     """
-    if store.manifest is None or not store.on_disk:
+    if store.manifest is None or not store.location.on_disk:
         raise InputError(
             f"{store.path} does not say which records its documents came from; ask by the number of a document."
         )
@@ -91,8 +90,9 @@ def documents_of(store: Store, file: str, record: int) -> list[int]:
 def _layers(store: Store) -> list[int]:
     """Where the documents that each generation added begin, and documents at the end."""
     lengths = store.lengths
-    added = (lengths.size,) if isinstance(lengths, SyntheticLengths) else lengths.layers
-    return [0, *np.cumsum(added).tolist()]
+    if isinstance(lengths, StoreLengths | FarLengths | ChosenLengths):
+        return [0, *np.cumsum(lengths.layers).tolist()]
+    return [0, lengths.size]
 
 
 def _numbers_of(store: Store, start: int, stop: int, wanted: int) -> list[int]:
@@ -122,11 +122,11 @@ def _numbers_of(store: Store, start: int, stop: int, wanted: int) -> list[int]:
 
 def _records_of(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
     """Part and record of documents, as one number each, int64 [N]."""
-    bounds = np.array(store.bounds, np.int64)
+    bounds = np.array(store.shards.bounds, np.int64)
     shards = bounds.searchsorted(documents, side="right") - 1
     found = np.empty(len(documents), np.int64)
     for shard in np.unique(shards).tolist():
         at = np.flatnonzero(shards == shard)
-        rows = store.some_origins(shard, documents[at] - bounds[shard])
+        rows = store.provenance.rows(shard, documents[at] - bounds[shard])
         found[at] = (rows.parts.astype(np.int64) << _RECORD) + rows.records.astype(np.int64)
     return found

@@ -1,4 +1,4 @@
-"""A subset of a store that lies elsewhere: its tokens, masks and further files, as a Store reads them."""
+"""Reader of a subset of a remote store, and of the manifest there."""
 
 import contextlib
 import os
@@ -36,7 +36,9 @@ from batchloom.store.format import (
     MediaRows,
     Origins,
     Sides,
+    are_removed,
     beyond,
+    known_parts,
     manifest_of_generation,
     mask_of,
     media_of,
@@ -44,10 +46,27 @@ from batchloom.store.format import (
     origins_of,
     removed_of,
     sides_of,
+    subset_fingerprint,
+)
+from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.mapped_shards import (
+    MappedShards,
+    Place,
+    ShardTable,
+    mapped_limit,
+    masked_shards,
 )
 from batchloom.store.read.remote_blocks import TRIES, FarBlocks
 from batchloom.store.read.remote_file_table import FarFiles
 from batchloom.store.read.remote_lengths import WHOLE, FarLengths, WholeLengths
+from batchloom.store.read.stored_tokenizer import stored_tokenizer
+from batchloom.store.read.subset_reader import (
+    SubsetMasks,
+    all_trained,
+    fill_removed,
+    refuse_unlike_count,
+)
+from batchloom.tokens import Tokenizer
 
 Verify = Literal["off", "first-read", "full"]
 VERIFY: tuple[str, ...] = get_args(Verify)
@@ -143,7 +162,7 @@ def _file(base: str, name: str) -> bytes:
 
 @final
 class FarSubset:
-    """One subset of a store elsewhere.
+    """Reads a subset of a remote store through a cache of blocks on this machine.
 
     Args:
         url: of the store's folder.
@@ -156,17 +175,21 @@ class FarSubset:
         lengths: lengths of the documents.
     """
 
+    # Nothing is mapped as a whole shard.
+    mapped: MappedShards | None = None
+
     def __init__(self, url: str, subset: str, manifest: Manifest, settings: FarSettings) -> None:
         self.url, self.settings = url.rstrip("/"), settings
         entry = self._entry = manifest.subsets[subset]
-        self._preferences = manifest.preferences
+        self._manifest, self._split = manifest, subset
         history = manifest.all_history
         # Generations share what they have in common.
         named = next(filter(None, (one.fingerprints.get(subset) for one in history)), subset)
         self._files = FarFiles(manifest, subset)
         cache = BlockCache(settings.folder, named, settings.limit)
         self._blocks = FarBlocks(Ranges(self.url), self._files, cache, settings.verify)
-        self._dtype = TOKEN_DTYPES[manifest.dtype]
+        self.dtype = TOKEN_DTYPES[manifest.dtype]
+        self.end_id = manifest.tokenizer.end_id
         _OPEN.add(self._blocks)
         if not all(shard.sums for shard in entry.shards):
             LOG.warning(
@@ -189,8 +212,28 @@ class FarSubset:
         self._media: dict[int, MediaRows] = {}
         bins = BLOCK * np.array([files[number].base for number in self._files.bins], np.int64)
         # From the tokens of the subset before a document to where it lies among the blocks of all files.
-        self._shifts = bins - tokens[:-1] * self._dtype.itemsize
+        self._shifts = bins - tokens[:-1] * self.dtype.itemsize
         self._ends = ends[1:]
+        self.tokens = int(tokens[-1])
+        folder = Path(shown(self.url)) / subset
+        self.table = ShardTable(
+            [Place(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
+        )
+        self.removed = self._load_removed()
+        masked = masked_shards(manifest, subset, self.table.places)
+        limit = mapped_limit(len(entry.shards), 2 + bool(masked))
+        self._masks = SubsetMasks(masked, self.removed, self._load_mask, limit)
+        self.masked = self._masks.masked
+
+    @property
+    def trained_tokens(self) -> int:
+        """Number of tokens of the subset that are trained."""
+        return self._entry.trained_tokens
+
+    @property
+    def fingerprint(self) -> str:
+        """Name of the content: counts and checksums."""
+        return subset_fingerprint(self._manifest, self._split)
 
     @property
     def fetched_bytes(self) -> int:
@@ -205,15 +248,20 @@ class FarSubset:
             InputError: it cannot be reached.
         """
         begins, sizes = self._bytes(documents, starts, lengths)
-        return self._blocks.read(begins, sizes, self._dtype)
+        ranges = self._blocks.read(begins, sizes, self.dtype)
+        return fill_removed(ranges, documents, self.removed, self.end_id)
+
+    def document(self, number: int, length: int) -> NDArray[Any]:
+        """Read the first ``length`` tokens of one document."""
+        return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
 
     @property
     def bytes_a_token(self) -> int:
         """Bytes that come for a token of the subset on average, with the media that it holds."""
         tokens = int(self._tokens[-1])
-        return max(self._dtype.itemsize, -(-self._itself // max(tokens, 1)))
+        return max(self.dtype.itemsize, -(-self._itself // max(tokens, 1)))
 
-    def fetch(self, documents: Ids, block: int, removed: NDArray[np.bool_]) -> None:
+    def fetch(self, documents: Ids, block: int = 1) -> None:
         """Have documents here, and their neighbours in blocks of so many documents; of media those held of documents.
 
         Where a plan permutes single documents and all of the subset has room in the cache, what lies around
@@ -222,7 +270,6 @@ class FarSubset:
         Args:
             documents: their numbers, ascending [N].
             block: documents of a block.
-            removed: which of them were removed, of which no media are read.
 
         Raises:
             StoreError, InputError: as :meth:`read`.
@@ -235,10 +282,11 @@ class FarSubset:
         self._blocks.obtain(wanted)
         # What of media is gone or damaged is told by who reads it, with its document.
         with contextlib.suppress(StoreError):
-            self._blocks.obtain(self._held(documents[~removed]))
+            present = ~are_removed(self.removed, documents)
+            self._blocks.obtain(self._held(documents[present]))
 
     @property
-    def here(self) -> bool:
+    def is_here(self) -> bool:
         """Whether all tokens and media of the subset are on this machine and known to be right: nothing is to come."""
         files = self._files
         media = [number for number in (*files.media, *files.blobs) if number >= 0]
@@ -328,11 +376,13 @@ class FarSubset:
         lasts, sizes = self._bytes(last, zeros, tail)
         return joined(begins // BLOCK, -(-(lasts + sizes) // BLOCK))
 
-    def begins(self, documents: Ids) -> Ids:
-        """Where documents begin in their shards, in tokens."""
-        shards = self._documents[1:].searchsorted(documents, side="right")
-        found: Ids = self._where.spans(documents)[0] - self._tokens[shards]
-        return found
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
+        """Read the loss masks of token ranges."""
+        if not self.masked:
+            return all_trained(lengths)
+        shards = self._ends.searchsorted(documents, side="right")
+        begins = self._where.spans(documents)[0] - self._tokens[shards]
+        return self._masks.read(documents, shards, begins + starts, lengths)
 
     def _bytes(self, documents: Ids, starts: Ids, lengths: Ids) -> tuple[Ids, Ids]:
         shards = self._ends.searchsorted(documents, side="right")
@@ -342,25 +392,30 @@ class FarSubset:
         if over.any():
             at = int(over.argmax())
             raise beyond(shown(self.url), int(documents[at]), int(own[at]), int(stops[at]))
-        size = self._dtype.itemsize
+        size = self.dtype.itemsize
         return self._shifts[shards] + (begins + starts) * size, lengths * size
 
-    def removed(self) -> NDArray[np.int64]:
-        """Numbers of the removed documents, ascending."""
+    def _load_removed(self) -> Ids:
         if self._files.removed < 0:
             return np.empty(0, np.int64)
         return removed_of(*self._one(self._files.removed), self._entry)
 
-    def mask(self, shard: int) -> Mask:
-        """The ``.mask`` of a shard that has one."""
+    def _load_mask(self, shard: int) -> Mask:
         return mask_of(*self._one(self._files.masks[shard]), self._entry.shards[shard].tokens)
 
-    def origins(self, shard: int) -> Origins:
-        """The ``.docs`` of a shard."""
-        return origins_of(*self._one(self._files.docs[shard]))
+    def provenance(self, shard: int, rows: Ids | None = None) -> Origins:
+        """Read the provenance of documents of a shard; of all if ``rows`` is None.
 
-    def some_origins(self, shard: int, rows: Ids) -> Origins:
-        """Some rows of the ``.docs`` of a shard, of which their blocks alone are fetched, and compared with nothing."""
+        Only the blocks of ``rows`` are fetched, and they are compared with no checksum.
+        """
+        if rows is None:
+            origins = origins_of(*self._one(self._files.docs[shard]))
+            refuse_unlike_count(origins, self.table, shard)
+        else:
+            origins = self._provenance_rows(shard, rows)
+        return known_parts(origins, self._manifest.sources, Path(shown(self.url)))
+
+    def _provenance_rows(self, shard: int, rows: Ids) -> Origins:
         file, documents = (
             self._files.files[self._files.docs[shard]],
             self._entry.shards[shard].documents,
@@ -384,7 +439,7 @@ class FarSubset:
     def sides(self, shard: int) -> Sides:
         """The ``.pairs`` of a shard of a store of preferences."""
         content = self._one(self._files.pairs[shard])
-        return sides_of(*content, self._entry.shards[shard].documents, self._preferences)
+        return sides_of(*content, self._entry.shards[shard].documents, self._manifest.preferences)
 
     def _one(self, number: int) -> tuple[memoryview, Path]:
         """The content of a file, and its name for the words of errors."""
@@ -394,6 +449,22 @@ class FarSubset:
     def file(self, name: str) -> bytes:
         """A small file of the store that no process keeps; raises FileNotFoundError."""
         return _file(self.url, name)
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer of the store."""
+        return stored_tokenizer(self.file, shown(self.url), self._manifest.tokenizer)
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:
+        """Read the manifest of a generation as it is now, of the newest if None."""
+        return read_far_manifest(self.url, generation)
+
+    def limit_mapped(self, shards: int) -> None:
+        """Keep at most so many masks of shards."""
+        self._masks.limit = min(self._masks.limit, shards)
+
+    def for_lengths(self, lengths: ChosenLengths) -> "FarSubset":  # noqa: ARG002 - ranges are checked as they are
+        """Return this reader: it checks ranges against the lengths of all documents."""
+        return self
 
 
 _OPEN: "weakref.WeakSet[FarBlocks]" = weakref.WeakSet()

@@ -19,8 +19,8 @@ from batchloom.store.format import (
     no_store,
     read_manifest,
 )
-from batchloom.store.read.first_read_check import FirstRead
-from batchloom.store.read.mapped_shards import Place, map_prefix
+from batchloom.store.read.local_reader import FirstRead, LocalReader
+from batchloom.store.read.mapped_shards import MappedShards, Place, ShardTable, map_prefix
 from batchloom.store.read.media_filter import choose_by_media, media_word
 from batchloom.store.read.remote_store import (
     CACHE_LIMIT,
@@ -31,7 +31,7 @@ from batchloom.store.read.remote_store import (
     read_far_manifest,
 )
 from batchloom.store.read.standalone_shard import refuse_lone_shard
-from batchloom.store.read.store_reader import Store
+from batchloom.store.read.store_reader import Store, StoreLocation
 from batchloom.store.read.synthetic_store import SUBSET, Generated
 
 
@@ -145,24 +145,39 @@ def _open_here(path: str, split: str, generation: int | None, verify: Verify) ->
 def _open_folder(folder: Path, split: str, generation: int | None, verify: Verify) -> Store:
     manifest = read_manifest(folder, generation)
     entry = _subset(manifest, split, folder)
-    checks = None if verify == "off" else FirstRead(folder / split, entry, always=verify == "full")
-    return Store(
-        folder,
-        split,
-        manifest,
-        map_lengths(folder / split, entry),
-        _places(folder / split, entry),
-        TOKEN_DTYPES[manifest.dtype],
-        checks,
+    inside = folder / split
+    checks = None if verify == "off" else FirstRead(inside, entry, always=verify == "full")
+    lengths = map_lengths(inside, entry)
+    places = [Place(inside / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
+    shards = MappedShards(ShardTable(places), TOKEN_DTYPES[manifest.dtype], lengths.slice)
+    reader = LocalReader(folder, split, manifest, lengths, shards, checks)
+    options = {"generation": manifest.generation}
+    location = StoreLocation(
+        address=str(folder),
+        name=str(folder),
+        options=options if checks is None else {**options, "verify": verify},
+        open=open_store,
     )
+    return Store(folder, split, manifest, location, reader)
 
 
 def _open_far(url: str, split: str, generation: int | None, settings: FarSettings) -> Store:
     manifest = read_far_manifest(url, generation)
-    entry = _subset(manifest, split, address(url))
-    far, path = FarSubset(url, split, manifest, settings), Path(address(url))
-    places = _places(path / split, entry)
-    return Store(path, split, manifest, far.lengths, places, TOKEN_DTYPES[manifest.dtype], far)
+    _subset(manifest, split, address(url))
+    reader = FarSubset(url, split, manifest, settings)
+    location = StoreLocation(
+        address=reader.url,
+        name=address(reader.url),
+        options={
+            "generation": manifest.generation,
+            "cache": None if settings.cache is None else str(settings.cache),
+            "cache_limit": settings.limit,
+            "verify": settings.verify,
+        },
+        open=open_store,
+        is_remote=True,
+    )
+    return Store(Path(address(url)), split, manifest, location, reader)
 
 
 def _subset(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:
@@ -176,22 +191,29 @@ def _subset(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:
     return manifest.subsets[split]
 
 
-def _places(folder: Path, entry: SubsetEntry) -> list[Place]:
-    return [Place(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
-
-
 def _open_synthetic(made: Generated, split: str) -> Store:
     if split != SUBSET:
         raise InputError(
             f"{made.spec.place} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: {made.spec.name}"
             f":seed={made.spec.seed + 1}"
         )
-    path = Path(made.spec.place)
-    return Store(path, split, made.manifest, made.lengths, [], made.dtype, made)
+    location = StoreLocation(
+        address=str(Path(made.spec.place)),
+        name=str(Path(made.spec.place)),
+        options={},
+        open=open_store,
+        on_disk=False,
+        replicated=made.replicated,
+    )
+    return Store(Path(made.spec.place), split, made.manifest, location, made)
 
 
 def _open_prefix(stem: Path) -> Store:
     refuse_lone_shard(stem)
-    shard, lengths = map_prefix(stem)
-    place = Place(stem, lengths.size, shard.tokens.nbytes, shard)
-    return Store(stem, "", None, StoreLengths(lengths), [place], shard.tokens.dtype)
+    shard, counts = map_prefix(stem)
+    lengths = StoreLengths(counts)
+    table = ShardTable([Place(stem, lengths.size, shard.tokens.nbytes, shard)])
+    shards = MappedShards(table, shard.tokens.dtype, lengths.slice)
+    reader = LocalReader(stem, "", None, lengths, shards)
+    location = StoreLocation(address=str(stem), name=str(stem), options={}, open=open_store)
+    return Store(stem, "", None, location, reader)

@@ -21,9 +21,7 @@ from batchloom.store.format import (
     StoredMedium,
     are_removed,
     checksum,
-    map_media,
     of_generation,
-    read_blob,
     stored_media,
 )
 from batchloom.store.read.store_reader import Store
@@ -62,7 +60,7 @@ def read_processor_state(
 def holds_media(store: Store) -> bool:
     """Whether any document that is read of an open store holds a medium."""
     entry = store.manifest.subsets.get(store.split) if store.manifest else None
-    if store.media == "none":
+    if store.contents.media == "none":
         return False
     return entry is not None and any(shard.media is not None for shard in entry.shards)
 
@@ -113,7 +111,7 @@ class StoreMedia:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._bounds = np.array(store.bounds, np.int64)
+        self._bounds = np.array(store.shards.bounds, np.int64)
         entry = store.manifest.subsets.get(store.split) if store.manifest else None
         self._listed = [shard.media is not None for shard in entry.shards] if entry else []
         self._names = [shard.name for shard in entry.shards] if entry else []
@@ -134,7 +132,9 @@ class StoreMedia:
         entry = self._store.manifest.processor if self._store.manifest else None
         if entry is None:
             return None
-        state: dict[str, Any] = read_processor_state(self._store.file, self._store.place, entry)
+        state: dict[str, Any] = read_processor_state(
+            self._store.reader.file, self._store.location.name, entry
+        )
         return state
 
     @cached_property
@@ -203,7 +203,7 @@ class StoreMedia:
             rows, owners, *_ = self._shard(shard)
             documents = owners.astype(np.int64) + int(self._bounds[shard])
             lengths = self._store.lengths.take(documents).astype(np.int64)
-            fit = (lengths <= longest) & ~are_removed(self._store.removed, documents)
+            fit = (lengths <= longest) & ~are_removed(self._store.contents.removed, documents)
             fit &= ~np.isin(documents, banned)
             for number, kind in enumerate(KINDS):
                 own = np.flatnonzero(fit & (rows.rows["kind"] == number))
@@ -219,7 +219,7 @@ class StoreMedia:
             return self._only_folder
         manifest = self._store.manifest
         shard = int(np.searchsorted(self._bounds, document, side="right")) - 1
-        part = int(self._store.shard_origins(shard).parts[document - int(self._bounds[shard])])
+        part = int(self._store.provenance.shard(shard).parts[document - int(self._bounds[shard])])
         if manifest is None:
             return None
         source = int(np.searchsorted(self._parts, part, side="right"))
@@ -311,10 +311,7 @@ class StoreMedia:
         """The media of a shard, mapped and summed when they are first asked for."""
         found = self._mapped.get(shard)
         if found is None:
-            documents = int(self._bounds[shard + 1] - self._bounds[shard])
-            far, path = self._store.far, self._path(shard, ".media")
-            rows = map_media(path, documents) if far is None else far.media(shard)
-            found = self._mapped[shard] = _summed(rows)
+            found = self._mapped[shard] = _summed(self._store.reader.media(shard))
             if len(self._mapped) > _MAPPED:
                 self._mapped.popitem(last=False)
         return found
@@ -328,11 +325,8 @@ class StoreMedia:
         """
         if medium.blob is None:
             raise AssertionError(f"a medium of document {medium.document} is named only")
-        path, begin = medium.blob
-        if self._store.far is not None:
-            shard = int(np.searchsorted(self._bounds, medium.document, side="right")) - 1
-            return self._store.far.blob(shard, begin, medium.size)
-        return read_blob(path, begin, medium.size)
+        shard = int(np.searchsorted(self._bounds, medium.document, side="right")) - 1
+        return self._store.reader.blob(shard, medium.blob[1], medium.size)
 
     def _path(self, shard: int, suffix: str) -> Path:
         """A file of a shard; of a store elsewhere its name, which is no place of this machine."""
@@ -346,9 +340,9 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 def _folders_in(store: Store, name: str) -> dict[str, str]:
-    report = f"{store.place}/{name}"
+    report = f"{store.location.name}/{name}"
     try:
-        return msgspec.json.decode(store.file(name), type=_Told).media
+        return msgspec.json.decode(store.reader.file(name), type=_Told).media
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -1,22 +1,32 @@
-"""Synthetic data as the reader of a store sees it: lengths, ids and a manifest, all in memory."""
+"""Reader of synthetic data: lengths, ids and a manifest, all in memory."""
 
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, Synthetic, SyntheticSpec
 from batchloom.store.format import (
     FORMAT_VERSION,
     Counts,
     Manifest,
+    MediaRows,
+    Origins,
     PartEntry,
+    Sides,
     SourceEntry,
     SubsetEntry,
+    checksum,
+    no_store,
     token_dtype,
     tokenizer_entry,
 )
+from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.mapped_shards import MappedShards, ShardTable
+from batchloom.store.read.subset_reader import all_trained, refuse_ranges_beyond
 from batchloom.tokens import NoTokenizer
 
 Ids = NDArray[np.int64]
@@ -49,7 +59,7 @@ class SyntheticLengths:
 
 @final
 class Generated:
-    """What an open store reads in place of shards.
+    """Reads synthetic data, which is computed as it is read.
 
     Attributes:
         spec: what the documents are made of.
@@ -60,11 +70,18 @@ class Generated:
         manifest: what a store of them would say of itself, without shards.
     """
 
+    is_here, masked, fetched_bytes = True, False, 0
+    mapped: MappedShards | None = None
+    table = ShardTable(())
+
     def __init__(self, spec: SyntheticSpec) -> None:
         self.spec, self._data = spec, Synthetic(spec)
         self.lengths = SyntheticLengths(self._data)
         self.tokens = self._data.tokens
+        self.trained_tokens = self.tokens
+        self.removed: Ids = np.empty(0, np.int64)
         self.tokenizer = synthetic_tokenizer(self._data)
+        self.end_id = self.tokenizer.end_id
         name = token_dtype("auto", spec.vocab)
         self.dtype = np.dtype(name).newbyteorder("<")
         self.manifest = synthetic_manifest(
@@ -87,9 +104,71 @@ class Generated:
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """The ids of spans of documents; arguments as of ``Store.read``."""
+        refuse_ranges_beyond(self.lengths, documents, starts + lengths, Path(self.spec.place))
         ids = self._data.ids(documents, starts, lengths).astype(self.dtype)
         stops = np.cumsum(lengths).tolist()
         return [ids[a:b] for a, b in zip([0, *stops], stops, strict=False)]
+
+    def document(self, number: int, length: int) -> NDArray[np.generic]:
+        """Compute the first ``length`` tokens of one document."""
+        return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
+
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:  # noqa: ARG002 - see below
+        """Return the loss masks of token ranges: every token is trained."""
+        return all_trained(lengths)
+
+    def fetch(self, documents: Ids, block: int = 1) -> None:
+        """Do nothing: there is nothing to fetch."""
+
+    def provenance(self, shard: int, rows: Ids | None = None) -> Origins:  # noqa: ARG002 - there are no shards
+        """Return the provenance of documents: each is a record of the one source, hashed by its ids."""
+        numbers = np.arange(self.spec.documents) if rows is None else rows
+        names = [
+            checksum(self.document(number, length).astype("<u4").data)
+            for number, length in zip(
+                numbers.tolist(), self.lengths.take(numbers).tolist(), strict=True
+            )
+        ]
+        halves = [[int(name[16:], 16), int(name[:16], 16)] for name in names]
+        hashes = np.array(halves, np.uint64).reshape(-1, 2)
+        offsets, parts = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint32)
+        return Origins(hashes, numbers.astype(np.uint64), offsets, parts)
+
+    def sides(self, shard: int) -> Sides:
+        """Refuse: synthetic documents are no preferences."""
+        raise self._missing("pairs", shard)
+
+    def media(self, shard: int) -> MediaRows:
+        """Refuse: synthetic documents hold no media."""
+        raise self._missing("media", shard)
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:  # noqa: ARG002 - there are none
+        """Refuse: synthetic documents hold no media."""
+        raise self._missing("media", shard)
+
+    def _missing(self, what: str, shard: int) -> StoreError:
+        return StoreError(
+            f"{self.spec.place} is synthetic data: it has no shard {shard} with {what}."
+        )
+
+    def file(self, name: str) -> bytes:
+        """Refuse: synthetic data has no files."""
+        raise FileNotFoundError(name)
+
+    def read_tokenizer(self) -> NoTokenizer:
+        """Return the vocabulary."""
+        return self.tokenizer
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
+        """Refuse: the manifest of synthetic data lies nowhere."""
+        raise no_store(Path(self.spec.place))
+
+    def limit_mapped(self, shards: int) -> None:
+        """Do nothing: there are no files."""
+
+    def for_lengths(self, lengths: ChosenLengths) -> "Generated":  # noqa: ARG002 - it holds no media
+        """Return this reader."""
+        return self
 
 
 def synthetic_tokenizer(data: Synthetic) -> NoTokenizer:

@@ -33,7 +33,7 @@ def stretch_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[n
     parts = np.array([part for part, _ in begins], np.int64)
     offsets = np.array([offset for _, offset in begins], np.int64)
     known = 0
-    for stem, first in zip(store.stems, store.bounds, strict=False):
+    for stem, first in zip(store.shards.stems, store.shards.bounds, strict=False):
         origins = map_origins(stem.with_suffix(".docs"))
         last = int(origins.parts[-1]), int(origins.offsets[-1])
         # Stretches that begin at or before the last document of the shard, and were not found yet.

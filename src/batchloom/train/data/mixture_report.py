@@ -100,16 +100,16 @@ def mixture_begun_on(mixture: Mixture, folder: RunFolder, ranks: Ranks) -> Mixtu
         if not isinstance(told, dict) or not isinstance(store, Store):
             continue
         named = str(told.get("store"))
-        number = None if named == store.fingerprint else store.generation_with(named)
-        if number is None or number == store.generation:
+        number = None if named == store.fingerprint else store.contents.generation_with(named)
+        if number is None or number == store.location.generation:
             continue
-        opened = {**store.opened_with, "generation": number}
-        stores[name] = open_store(store.address, store.split, **opened)
+        opened = {**store.location.options, "generation": number}
+        stores[name] = open_store(store.location.address, store.split, **opened)
         if ranks.first:
             _LOG.info(
                 "The run was begun on generation %d of %s and goes on with it; the newest is %d.",
                 number,
-                store.place,
-                store.generation,
+                store.location.name,
+                store.location.generation,
             )
     return replace(mixture, stores=stores)

@@ -107,7 +107,8 @@ def try_media(
             raise
         said = str(error).strip().splitlines()
         raise TrainError(
-            f"{type(model.model).__name__} of {model.name} cannot take documents of {store.place} with their media: "
+            f"{type(model.model).__name__} of {model.name} cannot take documents of {store.location.name} with "
+            "their media: "
             f"{said[0] if said else type(error).__name__}. Prepare the data with the model's own processor."
         ) from error
     return model.refuse_leak(*distances, store)

@@ -124,9 +124,7 @@ def tokenizer_note(folder: Path, store: Store) -> str | None:
         TrainError: the ids of the store mean other tokens to the model.
     """
     if store.manifest is None:
-        return (
-            f"{store.place} names no tokenizer: whether its ids are the model's cannot be compared"
-        )
+        return f"{store.location.name} names no tokenizer: whether its ids are the model's cannot be compared"
     ours, theirs = _store_words(store), _folder_words(folder)
     if theirs is None:
         return f"{folder} has no {_TOKENIZER} that can be compared with the store's tokenizer"

@@ -146,7 +146,7 @@ class Pretrained(nn.Module):
             wanted = self.logits(row, places).float()
         if not bool(wanted.isfinite().all()):
             raise TrainError(
-                f"The scores of {self.name} on the first document of {store.place} are not finite: "
+                f"The scores of {self.name} on the first document of {store.location.name} are not finite: "
                 "its weights are damaged. Fetch the folder again."
             )
         head = self.model.get_output_embeddings()
@@ -200,7 +200,7 @@ class Pretrained(nn.Module):
         if leaks(packed, mixed, half=self._half):
             raise TrainError(
                 f"{type(self.model).__name__} with {self.attention} attention lets packed documents see each "
-                f"other: on the first documents of {store.place} a token's loss differs by "
+                f"other: on the first documents of {store.location.name} a token's loss differs by "
                 f"{packed:.2g} nats from that of the document alone. Train one document a row "
                 "(--packing none), or try another --attn-implementation (sdpa, eager, "
                 "flex_attention)."
@@ -371,20 +371,21 @@ def check_size(
         TrainError: names both sizes.
     """
     rows, needed = _embedding_rows(model), store.vocab_size or 0
-    if rows < needed and not store.on_disk:
+    if rows < needed and not store.location.on_disk:
         raise TrainError(
-            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
+            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
             f"of them: give it vocab={rows}."
         )
     if rows < needed and media:
         raise TrainError(
-            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} of them: its "
+            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} of "
+            "them: its "
             "images or audio are those of another model's processor. Prepare the data with this model's own "
             f"(--processor {settings.init}, if that lies there)."
         )
     if rows < needed:
         raise TrainError(
-            f"{store.place} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
+            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
             f"of them: prepare the data with --tokenizer {settings.init}, or resize the model's "
             "embedding with transformers' resize_token_embeddings."
         )

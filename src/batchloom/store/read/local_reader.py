@@ -1,0 +1,360 @@
+"""Reader of a subset whose files lie on this machine, and of a bare Megatron prefix."""
+
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.core.files import read_regular
+from batchloom.remote import BLOCK
+from batchloom.store.format import (
+    CHECK,
+    PLAIN,
+    SMALL_FILE_LIMIT,
+    Manifest,
+    Mask,
+    MediaRows,
+    Origins,
+    Sides,
+    SubsetEntry,
+    Sums,
+    checksum,
+    known_parts,
+    map_file,
+    map_mask,
+    map_media,
+    map_origins,
+    map_removed,
+    map_sides,
+    map_sums,
+    read_blob,
+    read_manifest,
+    subset_fingerprint,
+)
+from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.mapped_shards import (
+    MappedShards,
+    ShardTable,
+    mapped_limit,
+    masked_shards,
+    prefix_fingerprint,
+)
+from batchloom.store.read.stored_tokenizer import stored_tokenizer
+from batchloom.store.read.subset_reader import (
+    DocumentLengths,
+    SubsetMasks,
+    all_trained,
+    fill_removed,
+    refuse_ranges_beyond,
+    refuse_unlike_count,
+)
+from batchloom.tokens import Tokenizer
+
+Ids = NDArray[np.int64]
+# Entries of a .sums file that one of its roots is of.
+ENTRIES = BLOCK // PLAIN
+
+
+class _Mapped(NamedTuple):
+    """A mapped shard: its bytes, the entries of its blocks, and which of these were compared."""
+
+    data: memoryview
+    entries: memoryview
+    sums: Sums
+    known: bytearray
+
+
+@final
+class LocalReader:
+    """Reads a subset from mapped files, checked as they are read if asked for.
+
+    Args:
+        path: the store's folder, or the prefix.
+        split: name of the subset; ``""`` for a bare prefix.
+        manifest: the store's manifest; None for a bare prefix.
+        lengths: lengths that ranges are checked against.
+        shards: the subset's shards.
+        checks: compares what is read with its checksums; None to read it as it is.
+
+    Raises:
+        StoreError: the list of removed documents is missing or damaged.
+    """
+
+    is_here = True
+    fetched_bytes = 0
+
+    def __init__(
+        self,
+        path: Path,
+        split: str,
+        manifest: Manifest | None,
+        lengths: DocumentLengths,
+        shards: MappedShards,
+        checks: "FirstRead | None" = None,
+    ) -> None:
+        self._path, self._split, self._manifest = path, split, manifest
+        self.lengths, self._shards, self._checks = lengths, shards, checks
+        self.table: ShardTable = shards.table
+        self.dtype = shards.dtype
+        self._shift = self.dtype.itemsize.bit_length() - 1
+        self.tokens = sum(place.bytes for place in self.table.places) // self.dtype.itemsize
+        self.end_id = manifest.tokenizer.end_id if manifest else 0
+        entry = manifest.subsets.get(split) if manifest else None
+        self.removed = map_removed(path / split, entry) if entry else np.empty(0, np.int64)
+        masked = masked_shards(manifest, split, self.table.places)
+        files = 2 + bool(masked) + 2 * (checks is not None)
+        limit = mapped_limit(len(self.table.places), files)
+        self._masks = SubsetMasks(masked, self.removed, self._load_mask, limit)
+        self.masked = self._masks.masked
+        self.limit_mapped(limit)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Number of tokens of the subset that are trained."""
+        if self._manifest is None:
+            return self._masks.of(0).count() if self._masks.shards else self.tokens
+        return self._manifest.subsets[self._split].trained_tokens
+
+    @property
+    def fingerprint(self) -> str:
+        """Name of the content: counts and checksums, or a prefix's sizes and its edges."""
+        if self._manifest is None:
+            return prefix_fingerprint(self._path, self.dtype, masked=self.masked)
+        return subset_fingerprint(self._manifest, self._split)
+
+    @property
+    def mapped(self) -> MappedShards | None:
+        """The mapped shards, if documents are read exactly as they lie there; else None."""
+        return None if self._checks is not None or self.removed.size else self._shards
+
+    def limit_mapped(self, shards: int) -> None:
+        """Keep at most so many shards mapped, if other stores need file descriptors, too."""
+        limit = min(self._shards.limit, shards)
+        self._shards.limit = self._masks.limit = limit
+        if self._checks is not None:
+            self._checks.most = limit
+
+    def for_lengths(self, lengths: ChosenLengths) -> "LocalReader":
+        """Return a reader of the same files that refuses what lies behind these lengths."""
+        shards = self._shards.unmapped()
+        return LocalReader(self._path, self._split, self._manifest, lengths, shards, self._checks)
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
+        """Read token ranges, as views of the mapped shards."""
+        stops = starts + lengths
+        refuse_ranges_beyond(self.lengths, documents, stops, self._path)
+        mapped, shift = self._shards, self._shift
+        opened = mapped.opened
+        shards = self.table.shards_of(documents)
+        rows = documents - self.table.starts[shards]
+        views: list[NDArray[np.generic]] = []
+        before, checks = mapped.openings, self._checks
+        begins: list[int] = []
+        for shard, row, start, stop in zip(
+            shards.tolist(), rows.tolist(), starts.tolist(), stops.tolist(), strict=True
+        ):
+            files = opened[shard]
+            if files is None:
+                if mapped.openings - before > mapped.limit // 2:
+                    # A view keeps its shard's file open after the shard was given up.
+                    views, before = [view.copy() for view in views], mapped.openings
+                files = mapped.map(shard)
+            pointers, tokens = files
+            begin = pointers[row] >> shift
+            if checks is not None:
+                begins.append(begin)
+            views.append(tokens[begin + start : begin + stop])
+        if checks is not None and begins:
+            places = (np.array(begins) + starts) << shift
+            checks.spans(shards, places, lengths << shift)
+        return fill_removed(views, documents, self.removed, self.end_id)
+
+    def document(self, number: int, length: int) -> NDArray[np.generic]:
+        """Read the first ``length`` tokens of one document."""
+        if self._checks is not None or self.removed.size:
+            return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
+        shard, row = self.table.find(number)
+        pointers, tokens = self._shards.opened[shard] or self._shards.map(shard)
+        begin = pointers[row] >> self._shift
+        return tokens[begin : begin + length]
+
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
+        """Read the loss masks of token ranges."""
+        if not self.masked:
+            return all_trained(lengths)
+        shards = self.table.shards_of(documents)
+        begins = np.zeros(len(documents), np.int64)
+        rows = documents - self.table.starts[shards]
+        for at, (shard, row) in enumerate(zip(shards.tolist(), rows.tolist(), strict=True)):
+            if shard in self._masks.shards:
+                pointers, _ = self._shards.opened[shard] or self._shards.map(shard)
+                begins[at] = pointers[row] >> self._shift
+        return self._masks.read(documents, shards, begins + starts, lengths)
+
+    def _load_mask(self, shard: int) -> Mask:
+        if self._checks is not None:
+            self._checks.mask(shard)
+        tokens = self.table.places[shard].bytes // self.dtype.itemsize
+        return map_mask(self._file_of(shard, ".mask"), tokens)
+
+    def fetch(self, documents: Ids, block: int = 1) -> None:
+        """Do nothing: there is nothing to fetch."""
+
+    def provenance(self, shard: int, rows: Ids | None = None) -> Origins:
+        """Read the provenance of documents of a shard; of all if ``rows`` is None."""
+        origins = map_origins(self._file_of(shard, ".docs"))
+        refuse_unlike_count(origins, self.table, shard)
+        sources = self._manifest.sources if self._manifest else ()
+        return known_parts(origins if rows is None else origins.take(rows), sources, self._path)
+
+    def sides(self, shard: int) -> Sides:
+        """Read the pairs and sides of a shard of preferences."""
+        preferences = self._manifest.preferences if self._manifest else ""
+        documents = self.table.places[shard].documents
+        return map_sides(self._file_of(shard, ".pairs"), documents, preferences)
+
+    def media(self, shard: int) -> MediaRows:
+        """Map the media index of a shard that has one."""
+        return map_media(self._file_of(shard, ".media"), self.table.places[shard].documents)
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        """Read bytes of the ``.blobs`` of a shard, as far as the file reaches."""
+        return read_blob(self._file_of(shard, ".blobs"), begin, size)
+
+    def file(self, name: str) -> bytes:
+        """Read a small file of the store."""
+        return read_regular(self._path / name, SMALL_FILE_LIMIT)
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer of the store."""
+        if self._manifest is None:
+            raise StoreError(
+                f"{self._path} is a bare Megatron prefix: it does not say which tokenizer made it."
+            )
+        return stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:
+        """Read the manifest of a generation as it is now, of the newest if None."""
+        return read_manifest(self._path, generation)
+
+    def _file_of(self, shard: int, suffix: str) -> Path:
+        stem = self.table.places[shard].stem
+        return stem.with_name(stem.name + suffix)
+
+
+@final
+class FirstRead:
+    """The checks of one subset. A shard of an older store, which has no checksums of blocks, is checked whole.
+
+    Args:
+        folder: of the subset.
+        subset: what the manifest says of it.
+        always: whether what was checked is checked again.
+
+    Attributes:
+        always: as given.
+        most: shards that are kept mapped, besides those of the store; each takes two descriptors.
+
+    Raises:
+        StoreError: the lengths of the documents were changed, or the list of removed ones.
+    """
+
+    def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
+        self._folder, self._subset, self.always, self.most = folder, subset, always, 16
+        # Behind the blocks of each shard is one more: an empty document at its end lies there.
+        blocks = np.array([-(-shard.bytes // BLOCK) + 1 for shard in subset.shards], np.int64)
+        self._bases = np.cumsum(blocks) - blocks
+        # Memory that is not written to is not taken.
+        self._sound = np.zeros(int(blocks.sum()), bool)
+        self._sound[self._bases + blocks - 1] = True
+        self._shards: dict[int, _Mapped] = {}
+        self._compared: set[int] = set()
+        for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
+            self._whole(folder / name, layer.lengths)
+        if subset.removed is not None and subset.removed_file is not None:
+            self._whole(folder / subset.removed_file, subset.removed.file)
+
+    def mask(self, shard: int) -> None:
+        """Check the mask of a shard.
+
+        Raises:
+            StoreError: it was changed.
+        """
+        entry = self._subset.shards[shard]
+        if entry.mask is not None:
+            self._whole(self._folder / f"{entry.name}.mask", entry.mask)
+
+    def spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
+        """Check the blocks that hold spans of mapped shards.
+
+        Args:
+            shards: the shard of each [N].
+            begins: the byte where each begins in it [N].
+            sizes: bytes of each [N].
+
+        Raises:
+            StoreError: a shard was changed, or its ``.sums``.
+        """
+        bases = self._bases.take(shards)
+        firsts = bases + begins // BLOCK
+        lasts = np.maximum(firsts, bases + (begins + (sizes - 1)) // BLOCK)
+        if self.always:
+            doubtful = np.flatnonzero(sizes)
+        else:
+            # Of a span of three blocks and more those in the middle are looked at, too.
+            sound = self._sound.take(firsts)
+            sound &= self._sound.take(lasts)
+            sound &= lasts - firsts <= 1
+            if sound.all():
+                return
+            doubtful = np.flatnonzero(~sound)
+        counts = lasts[doubtful] - firsts[doubtful] + 1
+        before = np.cumsum(counts) - counts
+        blocks = np.arange(counts.sum()) + (firsts[doubtful] - before).repeat(counts)
+        owners = shards[doubtful].repeat(counts)
+        if not self.always:
+            unknown = ~self._sound.take(blocks)
+            blocks, owners = blocks[unknown], owners[unknown]
+        self._check(owners.tolist(), (blocks - self._bases.take(owners)).tolist())
+        self._sound[blocks] = True
+
+    def _check(self, owners: list[int], blocks: list[int]) -> None:
+        digest, shards = xxhash.xxh3_64_intdigest, self._shards
+        for shard, block in zip(owners, blocks, strict=True):
+            mapped = shards.get(shard) or self._map(shard)
+            if mapped is None:
+                continue
+            data, entries, sums, known = mapped
+            if not known[block // ENTRIES]:
+                sums.expected(block, block + 1)
+                known[block // ENTRIES] = 1
+            if digest(data[BLOCK * block : BLOCK * block + BLOCK]) != entries[block]:
+                name = self._subset.shards[shard].name
+                raise StoreError(
+                    f"{self._folder / name}.bin holds other bytes from {BLOCK * block:,} to {BLOCK * (block + 1):,} "
+                    f"than its checksums say: it was changed or damaged. {CHECK}"
+                )
+
+    def _map(self, shard: int) -> "_Mapped | None":
+        """Map a shard; None of an older store, which is compared as a whole, once."""
+        entry = self._subset.shards[shard]
+        path = self._folder / f"{entry.name}.bin"
+        if entry.sums is None:
+            if shard not in self._compared:
+                self._whole(path, entry.bin)
+                self._compared.add(shard)
+            return None
+        data = map_file(path)
+        sums = map_sums(self._folder / f"{entry.name}.sums", entry.sums, len(data))
+        if len(self._shards) >= self.most:
+            self._shards.pop(next(iter(self._shards)))
+        mapped = _Mapped(data, sums.entries, sums, bytearray(-(-len(sums.entries) // ENTRIES)))
+        self._shards[shard] = mapped
+        return mapped
+
+    def _whole(self, path: Path, stated: str) -> None:
+        if checksum(map_file(path)) != stated:
+            raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK}")

@@ -1,0 +1,288 @@
+"""Protocol of the readers that give a store the content of one subset, and the loss masks they share."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import StoreError
+from batchloom.store.format import (
+    Manifest,
+    Mask,
+    MediaRows,
+    Origins,
+    Sides,
+    are_removed,
+    beyond,
+)
+from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.mapped_shards import MappedShards, ShardTable
+from batchloom.tokens import Tokenizer
+
+Ids = NDArray[np.int64]
+
+
+class DocumentLengths(Protocol):
+    """Lengths of numbered documents, in tokens."""
+
+    @property
+    def size(self) -> int:
+        """Number of documents."""
+        ...
+
+    def take(self, documents: Ids) -> NDArray[np.uint32]:
+        """Return the lengths of these documents, uint32 of the same length."""
+        ...
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
+        """Return the lengths of documents ``start`` to ``stop - 1``, uint32."""
+        ...
+
+
+class SubsetReader(Protocol):
+    """Reads the content of one subset, wherever it lies.
+
+    Local files, a remote store and synthetic data each implement it. Batches need ``end_id``, ``masked``,
+    ``read`` and ``mask`` of it, which several stores that are read as one have, too.
+    """
+
+    @property
+    def lengths(self) -> DocumentLengths:
+        """Lengths of all documents of the subset, in tokens."""
+        ...
+
+    @property
+    def table(self) -> ShardTable:
+        """Shards of the subset; none of synthetic data."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the subset."""
+        ...
+
+    @property
+    def trained_tokens(self) -> int:
+        """Number of tokens of the subset that are trained."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Dtype of a token on disk."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Name of the content of the subset, 32 hex digits."""
+        ...
+
+    @property
+    def end_id(self) -> int:
+        """The end-of-document id, which also fills padding and removed documents."""
+        ...
+
+    @property
+    def removed(self) -> Ids:
+        """Numbers of the removed documents, ascending, int64."""
+        ...
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens are not trained."""
+        ...
+
+    @property
+    def mapped(self) -> MappedShards | None:
+        """The mapped shards, if documents are read exactly as they lie there; else None."""
+        ...
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all tokens and held media are on this machine and verified, so that nothing is fetched."""
+        ...
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Number of bytes that this process fetched over the network."""
+        ...
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
+        """Read token ranges; see :meth:`Store.read`."""
+        ...
+
+    def document(self, number: int, length: int) -> NDArray[np.generic]:
+        """Read the first ``length`` tokens of one document."""
+        ...
+
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
+        """Read the loss masks of token ranges; see :meth:`Store.mask`."""
+        ...
+
+    def fetch(self, documents: Ids, block: int = 1) -> None:
+        """Fetch documents of a remote store in few requests; does nothing if there is nothing to fetch.
+
+        Args:
+            documents: their numbers, ascending [N].
+            block: documents that are used together; all of a block are fetched.
+
+        Raises:
+            StoreError, InputError: as :meth:`Store.read`.
+        """
+        ...
+
+    def provenance(self, shard: int, rows: Ids | None = None) -> Origins:
+        """Read the provenance of documents of a shard; of all if ``rows`` is None.
+
+        Raises:
+            StoreError: the ``.docs`` of the shard is missing or damaged.
+        """
+        ...
+
+    def sides(self, shard: int) -> Sides:
+        """Read the pairs and sides of a shard of preferences.
+
+        Raises:
+            StoreError: the ``.pairs`` of the shard is missing or damaged.
+        """
+        ...
+
+    def media(self, shard: int) -> MediaRows:
+        """Read the media index of a shard that has one.
+
+        Raises:
+            StoreError: the ``.media`` of the shard is missing or damaged.
+        """
+        ...
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        """Read bytes of the ``.blobs`` of a shard, as far as the file reaches.
+
+        Raises:
+            StoreError: they cannot be read, or differ from their checksums.
+        """
+        ...
+
+    def file(self, name: str) -> bytes:
+        """Read a small file of the store.
+
+        Raises:
+            OSError: the file cannot be read; FileNotFoundError if it does not exist.
+        """
+        ...
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer; raises as ``Store.tokenizer``."""
+        ...
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:
+        """Read the manifest of a generation as it is now, of the newest if None; raises as ``open_store``."""
+        ...
+
+    def limit_mapped(self, shards: int) -> None:
+        """Keep at most so many shards mapped, if other stores need file descriptors, too."""
+        ...
+
+    def for_lengths(self, lengths: ChosenLengths) -> "SubsetReader":
+        """Return a reader of the same subset for a store of these lengths."""
+        ...
+
+
+@final
+class SubsetMasks:
+    """Loss masks of the documents of a subset.
+
+    Args:
+        masked: numbers of the shards that have a mask; all tokens of other shards are trained.
+        removed: numbers of the removed documents, ascending, whose tokens are not trained.
+        load: returns the mask of a shard.
+        limit: masks that are kept.
+
+    Attributes:
+        shards: as ``masked``.
+    """
+
+    def __init__(
+        self, masked: frozenset[int], removed: Ids, load: Callable[[int], Mask], limit: int
+    ) -> None:
+        self.shards, self._removed, self._load, self.limit = masked, removed, load, limit
+        self._masks: dict[int, Mask] = {}
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens are not trained."""
+        return bool(self.shards) or bool(self._removed.size)
+
+    def of(self, shard: int) -> Mask:
+        """Return the mask of a shard that has one."""
+        mask = self._masks.get(shard)
+        if mask is None:
+            if len(self._masks) >= self.limit:
+                self._masks.clear()
+            mask = self._masks[shard] = self._load(shard)
+        return mask
+
+    def read(
+        self, documents: Ids, shards: Ids, begins: Ids, lengths: Ids
+    ) -> list[NDArray[np.bool_]]:
+        """Return the masks of token ranges.
+
+        Args:
+            documents: number of each range's document [N].
+            shards: shard of each [N].
+            begins: first token of each range in its shard [N]; any number if the shard has no mask.
+            lengths: tokens of each range [N].
+        """
+        masks = [
+            self.of(shard).slice(begin, begin + length)
+            if shard in self.shards
+            else np.ones(length, bool)
+            for shard, begin, length in zip(
+                shards.tolist(), begins.tolist(), lengths.tolist(), strict=True
+            )
+        ]
+        for at in removed_among(self._removed, documents):
+            masks[at] = np.zeros(masks[at].size, bool)
+        return masks
+
+
+def all_trained(lengths: Ids) -> list[NDArray[np.bool_]]:
+    """Return the masks of token ranges that are trained as a whole."""
+    return [np.ones(length, bool) for length in lengths.tolist()]
+
+
+def removed_among(removed: Ids, documents: Ids) -> list[int]:
+    """Return the indices of the removed documents among these."""
+    if not removed.size:
+        return []
+    return np.flatnonzero(are_removed(removed, documents)).tolist()
+
+
+def fill_removed(
+    ranges: list[NDArray[Any]], documents: Ids, removed: Ids, end_id: int
+) -> list[NDArray[Any]]:
+    """Replace the token ranges of removed documents by end tokens, in place."""
+    for at in removed_among(removed, documents):
+        ranges[at] = np.full(ranges[at].size, end_id, ranges[at].dtype)
+    return ranges
+
+
+def refuse_ranges_beyond(
+    lengths: DocumentLengths, documents: Ids, stops: Ids, store: object
+) -> None:
+    """Raise StoreError if a token range ends behind its document."""
+    over = stops > lengths.take(documents)
+    if over.any():
+        at = int(over.argmax())
+        tokens = int(lengths.take(documents[at : at + 1])[0])
+        raise beyond(store, int(documents[at]), tokens, int(stops[at]))
+
+
+def refuse_unlike_count(origins: Origins, table: ShardTable, shard: int) -> None:
+    """Raise StoreError if a ``.docs`` has another number of documents than its shard."""
+    stem, documents = table.places[shard][:2]
+    if len(origins) != documents:
+        raise StoreError(
+            f"{stem}.docs has {len(origins)} documents, the manifest says {documents}. The store is damaged: "
+            "run batchloom check on it."
+        )
