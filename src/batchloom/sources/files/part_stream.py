@@ -75,9 +75,9 @@ class PartStream:
             else:
                 data = self._read_plain(size)
         except EOFError as error:
-            raise self._fault("is cut short") from error
+            raise (self._other_packing() or self._fault("is cut short")) from error
         except Broken as error:
-            raise self._fault(f"is broken ({error})") from error
+            raise (self._other_packing() or self._fault(f"is broken ({error})")) from error
         except InputError:
             raise
         except OSError as error:
@@ -125,18 +125,24 @@ class PartStream:
                 f"{packed:,}): this is taken for a zip bomb; unpack it yourself if it is none."
             )
 
+    def _other_packing(self) -> InputError | None:
+        """Return the error for a file that does not begin as its name says; None where it does."""
+        packing, name = self.source.compression, self.source.name
+        if self.position or self.source.member is not None or not self._file.seekable():
+            return None
+        self._file.seek(0)
+        start = self._file.read(_MAGIC_BYTES)
+        found = compression_by_content(start)
+        if found == packing or len(start) < _MAGIC_BYTES:
+            return None
+        remedy = f"give it the ending of {found}" if found else "fetch it anew"
+        return InputError(
+            f"{name} does not begin as {packing} does: rename it to {name.rpartition('.')[0]} if it is not "
+            f"compressed, else {remedy}."
+        )
+
     def _fault(self, what: str) -> InputError:
         packing = self.source.compression or "archived"
-        if not self.position and self.source.member is None and self._file.seekable():
-            self._file.seek(0)
-            found = compression_by_content(self._file.read(_MAGIC_BYTES))
-            if found != self.source.compression:
-                name = self.source.name
-                remedy = f"give it the ending of {found}" if found else "fetch it anew"
-                return InputError(
-                    f"{name} does not begin as {packing} does: rename it to {name.rpartition('.')[0]} if it is not "
-                    f"compressed, else {remedy}."
-                )
         return InputError(
             f"{self.source.name} {what}: its {packing} data ends or fails at byte {self._file.tell():,} of "
             f"{self.source.size:,}; fetch or compress the file anew, or leave it out."
