@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 import batchloom
-from batchloom.batches import MediaSpec
+from batchloom.batches import MediaOptions
 from batchloom.core.medium import Medium
 from batchloom.media import Looker, MediaLimits, Places, Sampling
 
@@ -140,7 +140,7 @@ def load(
             global_batch_size=asked.rows,
             seed=seed,
             steps=steps,
-            media=MediaSpec(workers=workers),
+            media=MediaOptions(workers=workers),
         )
 
     part = AutoImageProcessor.from_pretrained(processor)

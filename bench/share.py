@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from batchloom import Loader, Plan, PlanSpec
-from batchloom.batches import RowCosts, rank_rows
+from batchloom.batches import BatchOptions, RowCosts, rank_rows
 from batchloom.batches.loading.rank_share import Share, measured
 from batchloom.plan import Mesh
 from batchloom.plan.order import Place
@@ -61,7 +61,8 @@ def slices(folder: str, documents: np.ndarray) -> str:
     taken = []
     for mesh in (Mesh(), Mesh(context=8, slices="zigzag")):
         options = {"seq_len": 8192, "global_batch_size": 16, "output": "numpy", "labels": "shifted"}
-        loader = Loader(store, **options, mesh=mesh, rank=0, world_size=mesh.peers)
+        batch = BatchOptions(mesh=mesh)
+        loader = Loader(store, **options, batch=batch, rank=0, world_size=mesh.peers)
         times = []
         for step in range(30):
             begin = time.perf_counter()

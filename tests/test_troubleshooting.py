@@ -23,6 +23,7 @@ from batchloom.tokens import resolve_tokenizer
 from batchloom.train import RunFolder
 from chat.conftest import metaspace
 from prepare.stores import jsonl
+from single_settings import make_loader
 from sources.hub_server import hub_serving
 
 PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
@@ -118,7 +119,7 @@ def shared():
 
 def loader_of(**settings):
     sizes = {"seq_len": 8, "global_batch_size": 10, "labels": "shifted", "rank": 0}
-    return batchloom.Loader(write_store("s", [[1, 2, 3]] * 9), **{**sizes, **settings})
+    return make_loader(write_store("s", [[1, 2, 3]] * 9), **{**sizes, **settings})
 
 
 def another_plan():

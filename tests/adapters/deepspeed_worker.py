@@ -11,10 +11,16 @@ from adapters.deepspeed_operators import leave_out_operators
 from batchloom import Loader, StateError, open_store
 from batchloom.adapters.deepspeed import attach, batch_sizes, join, load_newest, save, scale
 from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.batches import BatchOptions
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 
-SIZES = {"seq_len": 64, "global_batch_size": 4, "steps": 4, "micro_batch_size": 1}
+SIZES = {
+    "seq_len": 64,
+    "global_batch_size": 4,
+    "steps": 4,
+    "batch": BatchOptions(micro_batch_size=1),
+}
 
 
 def engine_of(store, stage, sizes, **given):
@@ -65,7 +71,8 @@ def losses(store, stage, folder):
 def plain(store):
     model = tiny_model(store)
     optimizer = adamw(model.parameters(), 3e-3)
-    loader = Loader(store, **{**SIZES, "micro_batch_size": 4}, rank=0, world_size=1)
+    whole = {**SIZES, "batch": BatchOptions(micro_batch_size=4)}
+    loader = Loader(store, **whole, rank=0, world_size=1)
     said = []
     for batch in loader:
         count = loader.trained_tokens(batch.step)

@@ -16,8 +16,10 @@ warnings.simplefilter("ignore")
 from megatron.core import num_microbatches_calculator as calc, parallel_state
 
 from batchloom.adapters import megatron
+from batchloom.batches import BatchOptions
 
-SIZES = {"seq_len": 64, "global_batch_size": 8, "micro_batch_size": 2, "steps": 3}
+SIZES = {"seq_len": 64, "global_batch_size": 8, "steps": 3}
+PASSES = BatchOptions(micro_batch_size=2)
 LAYOUTS = {
     "tensor": {"tensor_model_parallel_size": 2},
     "data": {},
@@ -36,7 +38,7 @@ def run(store, layout, folder, rank):
     calc.init_num_microbatches_calculator(
         rank, None, 8, 2, parallel_state.get_data_parallel_world_size()
     )
-    loader = batchloom.Loader(store, **SIZES, **megatron.megatron_place())
+    loader = batchloom.Loader(store, **SIZES, **megatron.megatron_place(PASSES))
     read, reads = Store.read, []
     Store.read = lambda *given: reads.append(1) or read(*given)
     stages = (0, 1) if layout == "interleaved" else (None,)
@@ -129,13 +131,13 @@ def refusals(store):
 
     asked(megatron.megatron_place)
     parallel_state.initialize_model_parallel()
-    place = megatron.megatron_place()
+    place = megatron.megatron_place(PASSES)
     asked(
         lambda: megatron.megatron_iterator(
             batchloom.Loader(store, **SIZES, **{**place, "labels": "aligned"}), attention_mask=False
         )
     )
-    half = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4)
+    half = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4, batch=PASSES)
     asked(lambda: megatron.megatron_iterator(half, attention_mask=False))
     other = batchloom.Loader(store, **SIZES, seed=dist.get_rank(), **place)
     asked(lambda: megatron.megatron_iterator(other, attention_mask=False))

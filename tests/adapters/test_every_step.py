@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from batchloom.adapters.lightning import LoaderDataModule
 
 from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.batches import BatchOptions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -52,7 +53,9 @@ def planned(store):
 
 
 def make_loader(store, **options):
-    return batchloom.Loader(store, **SIZES, micro_batch_size=2, rank=0, world_size=1, **options)
+    return batchloom.Loader(
+        store, **SIZES, batch=BatchOptions(micro_batch_size=2), rank=0, world_size=1, **options
+    )
 
 
 def keep_until(folder, target, step):

@@ -26,6 +26,7 @@ from batchloom.adapters import TokenLoss, row_losses, token_loss
 from batchloom.adapters.hugging_face import trainer_parts
 from batchloom.adapters.hugging_face.hf_dealing import Dealing
 from batchloom.adapters.isolation_check import refuse_leak
+from single_settings import grouped
 
 pytestmark = [
     # transformers and trl: what they deprecate of their own; torch counts this machine's cores.
@@ -64,7 +65,9 @@ def masked(tmp_path_factory):
 
 
 def make_loader(store, **settings):
-    return batchloom.Loader(store, **{**SIZES, "steps": STEPS, **settings}, rank=0, world_size=1)
+    return batchloom.Loader(
+        store, **grouped({**SIZES, "steps": STEPS, **settings}), rank=0, world_size=1
+    )
 
 
 def make_args(folder, kind=TrainingArguments, **settings):
@@ -260,7 +263,10 @@ def test_a_checkpoint_without_a_state_is_refused(store, undisturbed, tmp_path):
     [
         ({"train_sampling_strategy": "random"}, "train_sampling_strategy: 'random'; the plan has"),
         ({"train_sampling_strategy": "group_by_length"}, "'group_by_length'; the plan has"),
-        ({"dataloader_drop_last": True}, r"dataloader_drop_last: True; .*Loader\(last='drop'\)"),
+        (
+            {"dataloader_drop_last": True},
+            r"dataloader_drop_last: True; .*PlanOptions\(last='drop'\)",
+        ),
         ({"max_steps": -1}, "num_train_epochs: 3.0 would give the same steps again"),
         ({"max_steps": STEPS + 1}, f"max_steps: 7, and the plan has {STEPS}"),
         ({"per_device_train_batch_size": 3}, "make 12 a step.*1 x 8, 2 x 4, 4 x 2, 8 x 1"),

@@ -13,6 +13,7 @@ from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Augment
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
+from single_settings import make_loader
 
 STEPS = 11
 
@@ -92,7 +93,7 @@ def test_the_same_batches_for_any_number_of_workers(store, expected, face, worke
     ],
 )
 def test_a_share_of_a_step_is_the_same_in_workers(store, face, workers, options):
-    loader = batchloom.Loader(store, seq_len=32, global_batch_size=8, steps=STEPS, **options)
+    loader = make_loader(store, seq_len=32, global_batch_size=8, steps=STEPS, **options)
     expected = [loader[step] for step in range(STEPS)]
     got = list(DataLoader(face(loader), batch_size=None, num_workers=workers))
     for one, two in zip(expected, got, strict=True):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-import batchloom
 from batchloom import Edit, InputError, SettingsError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Batch
 from batchloom.batches.assembly.array_block import pack, parts_of
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
+from single_settings import make_loader
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
 
@@ -28,7 +28,7 @@ def store(tmp_path_factory):
 
 def make(store, **options):
     sizes = {"seq_len": 64, "global_batch_size": 12, "rank": 0, "world_size": 1}
-    return batchloom.Loader(store, **{**sizes, **options})
+    return make_loader(store, **{**sizes, **options})
 
 
 def same(given, arrays):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from batchloom import Loader, PlanError, SettingsError
+from batchloom import PlanError, SettingsError
 from batchloom.batches import IGNORE, Batch, forms, masks
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from oracles import gpt_dataset, megatron as megatron_core, megatron_prefix
+from single_settings import make_loader
 from tiers import examples
 
 DOCUMENTS = st.lists(
@@ -32,7 +33,7 @@ def store_of(folders, documents):
 
 
 def loader_of(store, **options):
-    return Loader(
+    return make_loader(
         store,
         **{
             "seq_len": 32,

@@ -2,6 +2,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError, StoreError
-from batchloom.batches import find_world
+from batchloom.batches import BatchOptions, PlanOptions, find_world
 from batchloom.batches.loading import left_out as left_out_module, pool_tables as tables_module
 from batchloom.batches.producer_thread import Ahead
 from batchloom.testing import write_store
@@ -223,6 +224,49 @@ def test_settings_that_cannot_be(store, options, sentence):
         make(store, **options)
 
 
+def test_problems_of_all_groups_are_told_at_once(store):
+    with pytest.raises(SettingsError) as error:
+        make(store, packing="wrapp", plan=PlanOptions(pool_size=-1, last="fil"))
+    assert [problem.split(":")[0] for problem in error.value.problems] == [
+        *("pool_size", "packing", "last")
+    ]
+    with pytest.raises(SettingsError) as error:
+        make(store, labels="shift", batch=BatchOptions(uneven="pat", micro_batch_size=0))
+    assert [problem.split(":")[0] for problem in error.value.problems] == [
+        *("micro_batch_size", "labels", "uneven")
+    ]
+
+
+def test_what_is_no_group_is_refused(store):
+    with pytest.raises(SettingsError) as error:
+        make(store, plan={"last": "drop"}, batch=None)
+    assert error.value.problems == (
+        "plan: {'last': 'drop'} is no PlanOptions; give PlanOptions(last='drop')",
+        "batch: None is no BatchOptions; give BatchOptions(uneven='pad')",
+    )
+    with pytest.raises(SettingsError, match=r"media: 4 is no MediaOptions"):
+        make(store, media=4)
+
+
+def test_a_group_names_the_order_that_its_settings_do(store):
+    plan = PlanOptions(last="drop", pool_size=16, block=4, lanes=2, align=2)
+    loader = make(store, plan=plan)
+    spec = loader.plan.spec
+    assert [getattr(spec, field.name) for field in fields(spec)][:6] == ["drop", 16, 4, 2, 2, 0]
+    # As states have listed them since they were first written.
+    assert list(spec.identity_fields()) == [
+        *("seq_len", "global_batch_size", "packing", "overlong", "seed", "shuffle", "epochs"),
+        *("steps", "last", "pool_size", "block", "lanes", "align", "group_by_length"),
+    ]
+    ready = batchloom.Plan(store, spec)
+    assert ready.fingerprint == loader.plan.fingerprint
+    with pytest.raises(SettingsError) as error:
+        batchloom.Loader(ready, plan=plan, output="numpy")
+    assert [problem.split(":")[0] for problem in error.value.problems] == [
+        *("last", "pool_size", "block", "lanes", "align")
+    ]
+
+
 def test_ranks_that_cannot_be(store):
     with pytest.raises(PlanError, match="cannot be dealt evenly to 5 ranks"):
         make(store, rank=0, world_size=5)
@@ -428,12 +472,14 @@ def test_small_plans_start_no_process(store, monkeypatch):
 def test_rows_grouped_by_length_are_the_same_on_any_ranks(tmp_path):
     rng = np.random.default_rng(3)
     store = write_store(tmp_path / "s", [[65] * n for n in rng.integers(1, 60, 300).tolist()])
-    sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "group_by_length": 5}
-    options = {**sizes, "steps": 33}
+    sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "steps": 33}
+    options = {**sizes, "plan": PlanOptions(group_by_length=5)}
 
     def shares(world_size, **how):
+        batch = BatchOptions(**how)
         return [
-            make(store, **options, rank=r, world_size=world_size, **how) for r in range(world_size)
+            make(store, **options, rank=r, world_size=world_size, batch=batch)
+            for r in range(world_size)
         ]
 
     (whole,) = shares(1)
@@ -457,7 +503,7 @@ def test_rows_are_grouped_without_a_number(tmp_path):
     sizes = {"seq_len": 64, "global_batch_size": 8, "packing": "none", "epochs": 2}
 
     def chosen(value):
-        return make(store, **sizes, group_by_length=value)
+        return make(store, **sizes, plan=PlanOptions(group_by_length=value))
 
     loader, fifty = chosen(True), chosen(50)
     assert loader.plan.spec.group_by_length == 50
@@ -469,15 +515,16 @@ def test_rows_are_grouped_without_a_number(tmp_path):
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert (next(iter(resumed))["input_ids"] == fifty[61]["input_ids"]).all()
     with pytest.raises(SettingsError, match="rows packed by 'best_fit' are full.*packing='none'"):
-        make(store, **{**sizes, "packing": "best_fit"}, group_by_length=True)
+        grouped = PlanOptions(group_by_length=True)
+        make(store, **{**sizes, "packing": "best_fit"}, plan=grouped)
     with pytest.raises(SettingsError, match="group_by_length: belongs to the plan"):
-        make(loader.plan, group_by_length=True)
+        make(loader.plan, plan=grouped)
 
 
 def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
     store = write_store(tmp_path / "s", [[65] * n for n in range(1, 60)])
-    sizes = {"seq_len": 64, "global_batch_size": 4, "packing": "none", "group_by_length": 5}
-    loader = make(store, **sizes, steps=30, prefetch=0)
+    sizes = {"seq_len": 64, "global_batch_size": 4, "packing": "none", "steps": 30}
+    loader = make(store, **sizes, plan=PlanOptions(group_by_length=5), prefetch=0)
     batches = iter(loader)
     next(batches)
     assert loader.first_to_edit == 5

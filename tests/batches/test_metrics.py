@@ -16,6 +16,7 @@ from batchloom.batches.metrics_exchange import Board
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from processes import run_two_ranks
+from single_settings import make_loader
 
 SEQ_LEN = 64
 WORKER = Path(__file__).with_name("meter_worker.py")
@@ -43,9 +44,7 @@ def mixture(store, tmp_path_factory):
 
 def make(data, rank=0, world_size=4, **options):
     sizes = {"seq_len": SEQ_LEN, "global_batch_size": 12, "output": "numpy", "steps": 9}
-    return batchloom.Loader(
-        data, **{**sizes, **options}, rank=rank, world_size=world_size, prefetch=0
-    )
+    return make_loader(data, **{**sizes, **options}, rank=rank, world_size=world_size, prefetch=0)
 
 
 def done(loader, steps, **options):

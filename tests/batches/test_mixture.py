@@ -28,6 +28,7 @@ from batchloom.plan import SourceSpec
 from batchloom.store import MANIFEST_NAME, manifest_bytes, remove_documents
 from batchloom.store.format import seal
 from batchloom.testing import append_documents, write_store
+from single_settings import make_loader
 
 SEQ_LEN = 32
 KEYS = ("input_ids", "labels", "position_ids")
@@ -61,7 +62,7 @@ def make(data, **options):
         defaults |= {"seq_len": SEQ_LEN, "global_batch_size": 8}
     if isinstance(data, Mixture):
         defaults["steps"] = 40
-    return Loader(data, **{**defaults, **options})
+    return make_loader(data, **{**defaults, **options})
 
 
 def mixed(stores, **options):

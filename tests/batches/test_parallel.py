@@ -12,6 +12,7 @@ from batchloom import PlanError, SettingsError
 from batchloom.batches import IGNORE, with_augment
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
+from single_settings import make_loader
 from tiers import examples
 
 SEQ_LEN = 48
@@ -33,7 +34,7 @@ def store(request, tmp_path_factory):
 
 def make(store, **options):
     settings = {"seq_len": SEQ_LEN, "global_batch_size": 12, "rank": 0, "world_size": 1}
-    return batchloom.Loader(store, **{**settings, "output": "numpy", "prefetch": 0, **options})
+    return make_loader(store, **{**settings, "output": "numpy", "prefetch": 0, **options})
 
 
 def rows_of(batches):

@@ -1,6 +1,7 @@
 """What a loader, its plan and its batches say of themselves."""
 
 from batchloom import Loader, Mixture, open_store, stream
+from batchloom.batches import PlanOptions
 from batchloom.testing import write_store
 
 
@@ -42,7 +43,8 @@ def test_a_plan_of_lanes_names_its_lanes(tmp_path):
     )
     list(Loader(kept, output="numpy"))
     kept.finish(workers=1)
-    again = Loader(open_store(tmp_path / "kept"), order="lanes", lanes=1, output="numpy", **order)
+    lanes = PlanOptions(order="lanes", lanes=1)
+    again = Loader(open_store(tmp_path / "kept"), plan=lanes, output="numpy", **order)
     assert repr(again.plan) == (
         "LanePlan(1 lane, 3 steps of 4 sequences of 16 tokens, packing best_fit, seed 0)"
     )

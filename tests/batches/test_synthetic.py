@@ -9,7 +9,9 @@ import pytest
 
 import batchloom
 from batchloom import StateError
+from batchloom.batches import PlanOptions
 from batchloom.testing import write_store
+from single_settings import make_loader
 
 SETTINGS = "documents=300,vocab=90,lengths=2-50,seed=4"
 GOLDEN_FIRST = [[83, 69, 32, 19, 86, 17], [37, 89, 89, 89, 89, 89], [16, 4, 6, 78, 75, 23]]
@@ -19,7 +21,7 @@ KEYS = ("input_ids", "labels", "position_ids")
 def make(name="distributed_dummy", rank=0, world_size=1, **options):
     sizes = {"seq_len": 64, "global_batch_size": 12, "output": "numpy", "epochs": 2}
     store = batchloom.open_store(f"{name}:{SETTINGS}")
-    return batchloom.Loader(store, rank=rank, world_size=world_size, **{**sizes, **options})
+    return make_loader(store, rank=rank, world_size=world_size, **{**sizes, **options})
 
 
 def same(one, two, keys=KEYS):
@@ -120,7 +122,12 @@ def test_a_large_plan_is_counted_by_another_process_into_the_cache(tmp_path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     store = batchloom.open_store("dummy:documents=2000,lengths=2-9")
-    options = {"seq_len": 64, "global_batch_size": 4, "output": "numpy", "pool_size": 50}
+    options = {
+        "seq_len": 64,
+        "global_batch_size": 4,
+        "output": "numpy",
+        "plan": PlanOptions(pool_size=50),
+    }
     loader = batchloom.Loader(store, rank=0, world_size=1, **options)
     batches = iter(loader)
     next(batches)

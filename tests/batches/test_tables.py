@@ -11,6 +11,7 @@ import pytest
 
 import batchloom
 from batchloom import StoreError
+from batchloom.batches import PlanOptions
 from batchloom.batches.loading import (
     load_table,
     lock_table,
@@ -25,7 +26,7 @@ from batchloom.testing import append_documents, write_store
 SPEC = {
     "seq_len": 16,
     "global_batch_size": 4,
-    "pool_size": 8,
+    "plan": PlanOptions(pool_size=8),
     "rank": 0,
     "world_size": 1,
     "output": "numpy",
@@ -136,7 +137,8 @@ def test_one_process_counts_and_the_lock_dies_with_it(store):
     plan = batchloom.Loader(store, **SPEC).plan
     folders = table_folders(store)
     code = (
-        "import sys, time, batchloom; from batchloom.batches.loading.pool_tables import *;"
+        "import sys, time, batchloom; from batchloom.batches import PlanOptions;"
+        "from batchloom.batches.loading.pool_tables import *;"
         f"p = batchloom.Loader(batchloom.open_store({str(store.path)!r}), **{SPEC!r}).plan;"
         "c = lock_table(p.orders.order(0), table_folders(p.orders.store)); print(c.__enter__(), flush=True); time.sleep(60)"
     )

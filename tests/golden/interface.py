@@ -8,17 +8,18 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchloom.batches import Augment, MediaSpec, dense_mask, flattened, mixture_from, padded
+from batchloom.batches import Augment, MediaOptions, dense_mask, flattened, mixture_from, padded
 from batchloom.batches.forms import megatron, shifted
 from batchloom.cli import run as _run
 from batchloom.plan import Mesh, SourceSpec, Stage
 from batchloom.store import Labels, Pairs
 from batchloom.streaming import merge_states
+from single_settings import make_loader
 
 __all__ = [
     "Augment",
     "Labels",
-    "MediaSpec",
+    "MediaOptions",
     "Mesh",
     "Output",
     "Pairs",
@@ -26,6 +27,7 @@ __all__ = [
     "Stage",
     "dense_mask",
     "flattened",
+    "make_loader",
     "megatron",
     "merge_states",
     "mixture_from",

@@ -17,6 +17,7 @@ from golden.interface import (
     Pairs,
     dense_mask,
     flattened,
+    make_loader,
     megatron,
     padded,
     shifted,
@@ -73,7 +74,7 @@ LOADERS: dict[str, dict[str, Any]] = {
 def load(data: Any, **settings: Any) -> Loader:
     """Return a loader of numpy arrays, of rank 0 of 1 by default."""
     usual = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 2}
-    return Loader(data, **{**usual, **settings})
+    return make_loader(data, **{**usual, **settings})
 
 
 def check_batches(section: str, batches: Any, **facts: Any) -> None:

@@ -10,7 +10,7 @@ from batchloom import Loader
 from golden.arrays import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
-from golden.interface import MediaSpec
+from golden.interface import MediaOptions
 from golden.normalize import normalize
 from golden.recipes import MEDIA_RECIPES
 from golden.store_files import describe_store
@@ -21,7 +21,7 @@ _SETTINGS = {
     "seq_len": 256,
     "global_batch_size": 2,
     "steps": 10,
-    "media": MediaSpec(workers=1),
+    "media": MediaOptions(workers=1),
     "output": "numpy",
     "prefetch": 1,
 }

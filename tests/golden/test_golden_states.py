@@ -13,7 +13,7 @@ from batchloom.cli import run
 from golden.arrays import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
-from golden.interface import Augment, SourceSpec, Stage, merge_states
+from golden.interface import Augment, SourceSpec, Stage, make_loader, merge_states
 from golden.mixtures import make_mixture
 
 EXPECTED = Expectations("states")
@@ -27,7 +27,7 @@ def _store(workspace: Workspace, recipe: str = "jsonl-mapped", **settings: Any) 
 
 def _load(data: Any, **settings: Any) -> Loader:
     usual = {"rank": 0, "world_size": 1, "output": "numpy", "prefetch": 0}
-    return Loader(data, **{**usual, **settings})
+    return make_loader(data, **{**usual, **settings})
 
 
 def _edited(workspace: Workspace, **settings: Any) -> Loader:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.batches import MediaSpec
+from batchloom.batches import MediaOptions
 from batchloom.batches.media import BatchMedia
 from batchloom.batches.media.batch_media import _Budget
 from batchloom.core.errors import MediumError
@@ -59,7 +59,7 @@ def test_a_row_has_one_image(store):
 
 
 def test_a_slow_medium_does_not_keep_those_of_coming_steps_waiting(store, monkeypatch):
-    loader = batchloom.Loader(store, **SIZES, prefetch=4, media=MediaSpec(workers=2))
+    loader = batchloom.Loader(store, **SIZES, prefetch=4, media=MediaOptions(workers=2))
     first = int(loader.plan.rows(0, 1).documents[0])
     others, one = threading.Semaphore(0), BatchMedia._one
 
@@ -76,7 +76,7 @@ def test_a_slow_medium_does_not_keep_those_of_coming_steps_waiting(store, monkey
     batches = {batch.step: dict(batch) for batch in loader}
     monkeypatch.undo()
     assert len(batches) == 12
-    plain = batchloom.Loader(store, **SIZES, prefetch=0, media=MediaSpec(workers=1))
+    plain = batchloom.Loader(store, **SIZES, prefetch=0, media=MediaOptions(workers=1))
     for batch in plain:
         assert batches[batch.step].keys() == batch.keys()
         for name, value in batch.items():
@@ -102,7 +102,7 @@ def test_nothing_is_read_ahead_where_that_is_not_wanted(store, seen):
 
 
 def test_who_leaves_has_no_more_media_read(store, seen):
-    loader = batchloom.Loader(store, **SIZES, prefetch=8, media=MediaSpec(workers=1))
+    loader = batchloom.Loader(store, **SIZES, prefetch=8, media=MediaOptions(workers=1))
     batches = iter(loader)
     next(batches)
     batches.close()

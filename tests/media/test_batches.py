@@ -12,7 +12,7 @@ from torch.nn import functional
 import batchloom
 from batchloom import PlanError, SettingsError, StoreError
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import MediaSpec
+from batchloom.batches import MediaOptions, PlanOptions
 from batchloom.core.errors import MediumError
 from batchloom.media import Held, MediaLimits, decode_sound, joined, look_at_sound, mrope_positions
 from batchloom.testing import write_store
@@ -197,7 +197,9 @@ def test_any_step_is_given_on_its_own_on_any_rank(family):
     _, _, _, store, _ = family
     loader = batchloom.Loader(store, **SIZES)
     whole = list(loader)
-    again = batchloom.Loader(store, **SIZES, media=MediaSpec(workers=1, memory=1 << 20), prefetch=0)
+    again = batchloom.Loader(
+        store, **SIZES, media=MediaOptions(workers=1, memory=1 << 20), prefetch=0
+    )
     for step, batch in enumerate(whole):
         same(as_numpy(again[step]), as_numpy(batch))
     for rank in (0, 1):
@@ -297,8 +299,10 @@ def test_positions_are_those_of_the_model(qwen):
 
 def test_positions_of_aligned_documents_in_a_flattened_row(qwen):
     store = qwen[3]
-    loader = batchloom.Loader(store, seq_len=904, global_batch_size=2, align=8, form="varlen")
-    rows = batchloom.Loader(store, seq_len=904, global_batch_size=2, align=8)
+    loader = batchloom.Loader(
+        store, seq_len=904, global_batch_size=2, plan=PlanOptions(align=8), form="varlen"
+    )
+    rows = batchloom.Loader(store, seq_len=904, global_batch_size=2, plan=PlanOptions(align=8))
     for flat, batch in zip(loader, rows, strict=True):
         bounds = flat["cu_seq_lens_q"].tolist()
         cuts = batch.cuts
@@ -453,7 +457,7 @@ def test_media_may_have_moved_as_a_whole(moved):
     file.parent.rename(elsewhere)
     with pytest.raises(MediumError, match="is not there"):
         list(batchloom.Loader(store, **SIZES))
-    found = batchloom.Loader(store, **SIZES, media=MediaSpec(folder=str(elsewhere)))
+    found = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(elsewhere)))
     for first, second in zip(before, found, strict=True):
         same(first, as_numpy(second))
 
@@ -463,7 +467,7 @@ def test_a_damaged_report_is_told_where_it_is_needed(moved):
     (store.path / "report.json").write_text("{")
     with pytest.raises(StoreError, match="it says where paths of images and audio begin"):
         list(batchloom.Loader(store, **SIZES))
-    assert list(batchloom.Loader(store, **SIZES, media=MediaSpec(folder=str(file.parent))))
+    assert list(batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(file.parent))))
     (store.path / "report.json").unlink()
     with pytest.raises(MediumError, match="the store's report does not say where paths begin"):
         list(batchloom.Loader(store, **SIZES))
@@ -474,7 +478,7 @@ def test_workers_of_a_dataloader_read_media_as_they_are_told(moved):
     before = [as_numpy(batch) for batch in batchloom.Loader(store, **SIZES)]
     elsewhere = file.parent.with_name("elsewhere")
     file.parent.rename(elsewhere)
-    loader = batchloom.Loader(store, **SIZES, media=MediaSpec(folder=str(elsewhere)))
+    loader = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(elsewhere)))
     given = torch.utils.data.DataLoader(
         LoaderDataset(loader), batch_size=None, num_workers=1, multiprocessing_context="spawn"
     )
@@ -540,7 +544,7 @@ def test_stores_of_several_processors_are_refused(qwen, tmp_path):
 
 def test_wrong_settings_are_told():
     with pytest.raises(SettingsError) as told:
-        MediaSpec(workers=-1, memory=3, folder=5)
+        MediaOptions(workers=-1, memory=3, folder=5)
     assert len(told.value.problems) == 3
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import batchloom
 from batchloom import StoreError
-from batchloom.batches import MediaSpec
+from batchloom.batches import MediaOptions, PlanOptions
 from batchloom.core.errors import DownloadError
 from batchloom.preparation.remote_output import _OF_STORE
 from batchloom.remote import (
@@ -96,7 +96,11 @@ def held_bytes(store):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, pytest.param({"prefetch": 0}, marks=pytest.mark.slow), {"block": 4, "form": "varlen"}],
+    [
+        {},
+        pytest.param({"prefetch": 0}, marks=pytest.mark.slow),
+        {"plan": PlanOptions(block=4), "form": "varlen"},
+    ],
 )
 def test_a_loader_gives_the_same_batches(made, relay, tmp_path, settings):
     near = made[0]
@@ -128,7 +132,12 @@ def test_a_step_takes_the_media_that_it_needs(made, relay, tmp_path):
 def test_media_of_coming_steps_are_fetched_meanwhile(made, relay, tmp_path):
     store = batchloom.open_store(URL, cache=tmp_path / "cache")
     loader = batchloom.Loader(
-        store, seq_len=80, global_batch_size=1, output="numpy", prefetch=1, block=1
+        store,
+        seq_len=80,
+        global_batch_size=1,
+        output="numpy",
+        prefetch=1,
+        plan=PlanOptions(block=1),
     )
     assert len(loader) > 6
     steps = iter(loader)
@@ -295,7 +304,7 @@ def test_check_reads_media_there_and_lists_the_lost(s3, made, relay, tmp_path, i
     assert 1 in gone.subsets["train"].documents
     assert set(gone.subsets["train"].documents) <= {0, 1, 2}
     store = batchloom.open_store(URL, cache=tmp_path / "cache")
-    media = MediaSpec(replace=str(listed))
+    media = MediaOptions(replace=str(listed))
     for prefetch in (0, 4):
         ours = batchloom.Loader(store, **SIZES, media=media, prefetch=prefetch)
         # The list is of what the store holds, wherever that lies.
@@ -309,7 +318,7 @@ def test_media_that_are_named_only_are_found_from_there(s3, made, relay, tmp_pat
     store = batchloom.open_store(to_bucket(s3, near.path, "named"), cache=tmp_path / "cache")
     assert same_batches(batchloom.Loader(near, **SIZES), batchloom.Loader(store, **SIZES))
     pictures = to_bucket(s3, made[1].parent, "pictures")
-    there = batchloom.Loader(store, **SIZES, media=MediaSpec(folder=pictures))
+    there = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=pictures))
     assert same_batches(batchloom.Loader(near, **SIZES), there)
 
 

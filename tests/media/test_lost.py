@@ -12,7 +12,7 @@ import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError
 from batchloom.adapters.agreement import _said, disagreement
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import Chosen, MediaSpec, Meter
+from batchloom.batches import Chosen, MediaOptions, Meter, PlanOptions
 from batchloom.batches.media.missing_media_edits import gone_of
 from batchloom.cli import run
 from batchloom.core.errors import MediumError
@@ -113,17 +113,17 @@ def test_a_sound_store_has_an_empty_list(made, tmp_path):
     assert read_gone(tmp_path / "gone.json").subsets["train"].documents == ()
     plain = batchloom.Loader(made[0], **SIZES)
     loader = batchloom.Loader(
-        made[0], **SIZES, media=MediaSpec(replace=str(tmp_path / "gone.json"))
+        made[0], **SIZES, media=MediaOptions(replace=str(tmp_path / "gone.json"))
     )
     assert loader.plan.fingerprint == plain.plan.fingerprint
 
 
 def test_documents_that_are_listed_are_padding_and_all_else_stays(lost, made, caplog):
     store, listed, gone, _ = lost
-    with pytest.raises(MediumError, match=r"--gone FILE lists .* MediaSpec\(replace=FILE\)"):
+    with pytest.raises(MediumError, match=r"--gone FILE lists .* MediaOptions\(replace=FILE\)"):
         list(batchloom.Loader(store, **SIZES))
     whole = batchloom.Loader(made[0], **SIZES)
-    loader = batchloom.Loader(store, **SIZES, media=MediaSpec(replace=str(listed)))
+    loader = batchloom.Loader(store, **SIZES, media=MediaOptions(replace=str(listed)))
     assert loader.replaced == {"data": tuple(gone)}
     meter, served, padded = Meter(loader), 0, 0
     for before, after in zip(whole, meter.over(loader), strict=True):
@@ -155,7 +155,7 @@ def test_documents_that_are_listed_are_padding_and_all_else_stays(lost, made, ca
 
 def test_ranks_serve_the_same_and_count_alike(lost):
     store, listed, _, _ = lost
-    media = MediaSpec(replace=str(listed))
+    media = MediaOptions(replace=str(listed))
     ranks = [
         batchloom.Loader(store, **SIZES, rank=rank, world_size=2, media=media) for rank in (0, 1)
     ]
@@ -176,7 +176,7 @@ def test_ranks_serve_the_same_and_count_alike(lost):
 
 def test_a_run_goes_on_with_a_list_and_its_state_keeps_it(lost, made):
     store, listed, gone, _ = lost
-    media = MediaSpec(replace=str(listed))
+    media = MediaOptions(replace=str(listed))
     settings = {**SIZES, "epochs": 2}
     begun = iter(batchloom.Loader(made[0], **settings, prefetch=0))
     before = batchloom.Loader(made[0], **settings, prefetch=0)
@@ -204,7 +204,9 @@ def test_a_run_goes_on_with_a_list_and_its_state_keeps_it(lost, made):
     more["subsets"]["train"]["documents"].append(extra)
     wider = listed.with_name("more.json")
     wider.write_text(json.dumps(more))
-    grown = batchloom.Loader(store, **settings, media=MediaSpec(replace=(str(listed), str(wider))))
+    grown = batchloom.Loader(
+        store, **settings, media=MediaOptions(replace=(str(listed), str(wider)))
+    )
     grown.load_state_dict(later)
     assert [(e["step"], e["ban"]["data"]) for e in grown.plan.journal] == [(1, gone), (2, [extra])]
     # A plan that was edited otherwise goes on with its own state alone.
@@ -215,11 +217,12 @@ def test_a_run_goes_on_with_a_list_and_its_state_keeps_it(lost, made):
 
 def test_a_window_of_alike_lengths_is_not_cut(lost, made):
     store, listed, _, _ = lost
-    settings = {**SIZES, "global_batch_size": 1, "packing": "none", "group_by_length": 4}
+    windows = PlanOptions(group_by_length=4)
+    settings = {**SIZES, "global_batch_size": 1, "packing": "none", "plan": windows}
     before = batchloom.Loader(made[0], **settings, overlong="drop")
     state = before.state_at(6)
     loader = batchloom.Loader(
-        store, **settings, overlong="drop", media=MediaSpec(replace=str(listed))
+        store, **settings, overlong="drop", media=MediaOptions(replace=str(listed))
     )
     loader.load_state_dict(state)
     assert [edit["step"] for edit in loader.plan.journal] == [4]
@@ -230,7 +233,7 @@ def test_a_window_of_alike_lengths_is_not_cut(lost, made):
 def test_workers_of_a_dataloader_need_no_list(lost):
     store, listed, _, _ = lost
     loader = batchloom.Loader(
-        store, **{**SIZES, "output": "torch"}, media=MediaSpec(replace=str(listed))
+        store, **{**SIZES, "output": "torch"}, media=MediaOptions(replace=str(listed))
     )
     expected = [arrays(batch) for batch in loader]
     dataset = LoaderDataset(loader)
@@ -246,7 +249,7 @@ def test_of_a_mixture_each_store_has_its_own(lost, made, tmp_path):
     stores = {"a": store, "b": text}
     assert gone_of(stores, [str(listed)]) == {"a": tuple(gone)}
     mixture = batchloom.Mixture({"a": 1, "b": 1}, stores=stores)
-    media = MediaSpec(replace=[str(listed)])
+    media = MediaOptions(replace=[str(listed)])
     loader = batchloom.Loader(mixture, **SIZES, overlong="drop", steps=8, media=media)
     assert len(list(loader)) == 8
     with pytest.raises(InputError, match=f"names documents of {store.path}, and of no store"):
@@ -278,7 +281,7 @@ def test_what_is_no_list_is_refused(made, tmp_path, content, said):
     if content is not None:
         file.write_text(content)
     with pytest.raises(InputError, match=said):
-        batchloom.Loader(made[0], **SIZES, media=MediaSpec(replace=str(file)))
+        batchloom.Loader(made[0], **SIZES, media=MediaOptions(replace=str(file)))
 
 
 def test_a_list_is_of_documents_that_are_there_and_of_plans(lost, made):
@@ -286,7 +289,7 @@ def test_a_list_is_of_documents_that_are_there_and_of_plans(lost, made):
     told = json.loads(listed.read_text())
     told["subsets"]["train"]["documents"] = [99]
     listed.write_text(json.dumps(told))
-    media = MediaSpec(replace=str(listed))
+    media = MediaOptions(replace=str(listed))
     with pytest.raises(SettingsError, match="there is no document 99"):
         batchloom.Loader(store, **SIZES, media=media)
     text = made[1].with_name("text.jsonl")
@@ -297,9 +300,9 @@ def test_a_list_is_of_documents_that_are_there_and_of_plans(lost, made):
     with pytest.raises(PlanError, match="this is a stream"):
         batchloom.Loader(stream, media=media)
     with pytest.raises(SettingsError, match="replace: 5 is no path of a list"):
-        MediaSpec(replace=5)
+        MediaOptions(replace=5)
     with pytest.raises(SettingsError, match="replace: '' is no path"):
-        MediaSpec(replace=("a", ""))
+        MediaOptions(replace=("a", ""))
 
 
 def test_the_command_lists_what_is_gone(lost, tmp_path, capsys):
@@ -329,7 +332,7 @@ def test_what_cannot_be_listed_is_told(made, tmp_path):
 
 def test_a_model_is_not_tried_on_documents_whose_media_are_gone(lost):
     store, listed, gone, _ = lost
-    chosen = Chosen(batchloom.Loader(store, **SIZES, media=MediaSpec(replace=str(listed))))
+    chosen = Chosen(batchloom.Loader(store, **SIZES, media=MediaOptions(replace=str(listed))))
     numbers = [*chosen.with_media(SIZES["seq_len"]), *chosen.few(SIZES["seq_len"])]
     assert not set(numbers) & set(gone)
     assert chosen.batch([[number] for number in numbers])

@@ -8,12 +8,14 @@ import pytest
 import batchloom
 from batchloom import Edit, Mixture, PlanError
 from batchloom.analysis.plan_questions import dealt, in_batches
+from batchloom.batches import BatchOptions
 from batchloom.plan import SourceSpec, imbalance, stretches
 from media.made import encoded, picture, talk
 from media.processors import MADE, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 512, "global_batch_size": 16, "output": "numpy"}
+BALANCED = BatchOptions(balance=True)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def media_tokens(store, batch):
 
 def ranks_of(data, world, **more):
     return [
-        batchloom.Loader(data, **SIZES, steps=6, balance=True, rank=r, world_size=world, **more)
+        batchloom.Loader(data, **SIZES, steps=6, batch=BALANCED, rank=r, world_size=world, **more)
         for r in range(world)
     ]
 
@@ -121,7 +123,7 @@ def test_ranks_have_about_the_same_media(stores):
 
 def test_attention_alone_would_leave_towers_waiting(stores):
     """What the tokens of media add to the cost is what evens them out."""
-    loader = batchloom.Loader(mixture_of(stores), **SIZES, steps=6, balance=True)
+    loader = batchloom.Loader(mixture_of(stores), **SIZES, steps=6, batch=BALANCED)
     plan = loader.plan
     uneven, even = [], []
     for step in range(6):
@@ -133,7 +135,7 @@ def test_attention_alone_would_leave_towers_waiting(stores):
 
 
 def test_a_store_without_media_is_dealt_as_ever(stores):
-    loader = batchloom.Loader(stores["text"], **SIZES, balance=True)
+    loader = batchloom.Loader(stores["text"], **SIZES, batch=BALANCED)
     rows = loader.plan.rows(0, 16)
     assert loader.costs.of(loader.plan, rows).shape == (16,)
 
@@ -168,7 +170,7 @@ def test_a_run_goes_on_on_other_ranks(stores):
 
 
 def test_what_is_banned_costs_no_media(stores):
-    loader = batchloom.Loader(mixture_of(stores), **SIZES, steps=6, balance=True)
+    loader = batchloom.Loader(mixture_of(stores), **SIZES, steps=6, batch=BALANCED)
     plan = loader.plan
     before = loader.costs.media_tokens(plan, plan.rows(0, 16))
     everything = list(range(len(stores["seen"])))

@@ -18,7 +18,7 @@ from batchloom import (
     TokenizerError,
     open_store,
 )
-from batchloom.batches import Chosen, MediaSpec, text_alone
+from batchloom.batches import BatchOptions, Chosen, MediaOptions, text_alone
 from batchloom.core.errors import MediumError, TooManyBadRecordsError
 from batchloom.plan import Mesh, lane_pool_default
 from batchloom.preparation import DedupRecipe, MediaRecipe, ReadRecipe
@@ -28,6 +28,7 @@ from media.films import film
 from media.made import encoded, picture, sound, talk
 from media.test_batches import saved
 from media.test_tars import packed, pairs
+from single_settings import make_loader
 from streams.streams import small_stream, write_lines
 from streams.test_keep import files_of, prepared
 
@@ -177,7 +178,7 @@ def test_a_stream_gives_the_batches_of_the_store_that_it_keeps(
     stream.finish(workers=1)
     assert files_of(tmp_path / "kept") == prepared(stream, tmp_path / "prepared")
     order = {**ORDER, "seed": 3, "order": "lanes", "output": "numpy"}
-    repeated = Loader(open_store(tmp_path / "kept"), **order)
+    repeated = make_loader(open_store(tmp_path / "kept"), **order)
     assert_equal(given, {batch.step: dict(batch) for batch in repeated})
     # Bytes are laid aside of media that stand in records, or are to be held.
     assert bool(aside) == (kind == "held" or embed)
@@ -343,8 +344,12 @@ def test_the_door_takes_settings_of_media(tmp_path, sight):
         ({"overlong": "split"}, {}, "overlong='split' cuts documents"),
         ({"overlong": "truncate"}, {}, "overlong='truncate' cuts documents"),
         ({}, {"augment": {"noise_prob": 0.1}}, "leave augment .* out"),
-        ({}, {"mesh": Mesh(context=2), "world_size": 2, "labels": "shifted"}, "context-parallel"),
-        ({}, {"media": MediaSpec(replace="gone.json")}, "this is a stream"),
+        (
+            {},
+            {"batch": BatchOptions(mesh=Mesh(context=2)), "world_size": 2, "labels": "shifted"},
+            "context-parallel",
+        ),
+        ({}, {"media": MediaOptions(replace="gone.json")}, "this is a stream"),
     ],
 )
 def test_what_would_cut_or_change_documents_is_refused(tmp_path, sight, order, settings, problem):

@@ -12,7 +12,7 @@ from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
 import batchloom
 from batchloom import SettingsError
-from batchloom.batches import MediaSpec
+from batchloom.batches import MediaOptions
 from batchloom.core.errors import MediumError, UnusableRecordError
 from batchloom.core.medium import FrameFacts
 from batchloom.media import Held, MediaLimits, Sampling, media_features as features
@@ -344,7 +344,9 @@ def test_embedded_videos_are_kept_once_and_give_the_same(plain, tmp_path):
     finally:
         (file.parent / "gone").rename(file.parent / "films")
     same(as_numpy(batchloom.Loader(named, **sizes)[0]), moved)
-    one = batchloom.Loader(named, **sizes, media=MediaSpec(workers=1, memory=1 << 20), prefetch=0)
+    one = batchloom.Loader(
+        named, **sizes, media=MediaOptions(workers=1, memory=1 << 20), prefetch=0
+    )
     same(as_numpy(one[0]), moved)
 
 
@@ -475,7 +477,7 @@ def test_check_decodes_every_frame(plain, tmp_path, monkeypatch):
     verdict = batchloom.check(tmp_path / "store", gone=tmp_path / "gone.json")
     assert not verdict.sound
     assert any("a.mp4" in fault for fault in verdict.faults)
-    spec = MediaSpec(replace=str(tmp_path / "gone.json"))
+    spec = MediaOptions(replace=str(tmp_path / "gone.json"))
     batch = batchloom.Loader(
         batchloom.open_store(tmp_path / "store"),
         seq_len=128,

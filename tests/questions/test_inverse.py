@@ -6,8 +6,9 @@ from collections import defaultdict
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import batchloom
-from batchloom import Edit, Loader, Mixture
+from batchloom import Edit, Mixture
 from batchloom.testing import write_store
+from single_settings import make_loader
 from tiers import examples
 
 NAMES = ("a", "b", "c")
@@ -50,7 +51,7 @@ def test_when_is_the_inverse_of_explain(data):
             for name, own in zip(names, lengths, strict=True)
         }
         mixture = Mixture({name: n + 1 for n, name in enumerate(names)}, stores=stores)
-        loader = Loader(
+        loader = make_loader(
             mixture,
             seq_len=16,
             global_batch_size=4,
@@ -89,7 +90,7 @@ def test_what_explain_says_of_a_rank_is_what_its_loader_serves(world_size, balan
     with tempfile.TemporaryDirectory() as folder:
         store = store_of(f"{folder}/a", [3, 30, 9, 14, 2, 7, 21, 5, 16, 11] * 3)
         for rank in range(world_size):
-            loader = Loader(
+            loader = make_loader(
                 store,
                 seq_len=16,
                 global_batch_size=4,

@@ -12,9 +12,16 @@ import pytest
 import xxhash
 
 from batchloom import Loader, open_store
+from batchloom.batches import PlanOptions
 from store.far import retry_at_once
 
-SETTINGS = {"seq_len": 256, "global_batch_size": 16, "output": "numpy", "block": 8, "epochs": 2}
+SETTINGS = {
+    "seq_len": 256,
+    "global_batch_size": 16,
+    "output": "numpy",
+    "epochs": 2,
+    "plan": PlanOptions(block=8),
+}
 
 
 def digests(loader):

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from batchloom import InputError, Loader, SettingsError, StoreError, check, inspect, open_store
+from batchloom.batches import PlanOptions
 from batchloom.batches.loading import remote_fetch as fetching
 from batchloom.core.errors import GenerationError, StoreMissingError
 from batchloom.remote import cache_files as segments, cached_blocks as held
@@ -53,7 +54,9 @@ def everything(store):
     return [store[number].ids.tolist() for number in range(len(store))]
 
 
-@pytest.mark.parametrize("settings", [{}, {"block": 64}, {"prefetch": 0}, {"form": "varlen"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"plan": PlanOptions(block=64)}, {"prefetch": 0}, {"form": "varlen"}]
+)
 def test_a_loader_gives_the_same_batches(near, opened, settings):
     assert opened.fingerprint == near.fingerprint
     loader = Loader(opened, **PLAIN, **settings)

@@ -22,6 +22,7 @@ from batchloom import (
     open_store,
     when,
 )
+from batchloom.batches import PlanOptions
 from batchloom.core.errors import StoreConflictError
 from batchloom.plan import LanePlan
 from batchloom.preparation import STRETCHES, ChatRecipe, DedupRecipe, RunSettings, run_recipe
@@ -362,7 +363,7 @@ def test_the_folder_of_an_input_is_not_kept_in(tmp_path, keep):
 
 def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept):
     asked = {"seq_len": 3, "overlong": "drop", "global_batch_size": 8, "steps": 4}
-    loader = Loader(kept, order="lanes", lanes=1, output="numpy", **asked)
+    loader = Loader(kept, plan=PlanOptions(order="lanes", lanes=1), output="numpy", **asked)
     with pytest.raises(PlanError, match=rf"all {len(kept)} documents are longer than seq_len 3"):
         next(iter(loader))
 
@@ -379,7 +380,8 @@ def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept):
     ],
 )
 def test_what_a_plan_in_the_order_of_lanes_cannot_do_is_refused(kept, ask):
-    loader = Loader(kept, order="lanes", lanes=4, seq_len=32, global_batch_size=8, steps=12)
+    lanes = PlanOptions(order="lanes", lanes=4)
+    loader = Loader(kept, seq_len=32, global_batch_size=8, steps=12, plan=lanes)
     with pytest.raises(PlanError, match=r"in the order of lanes .* Make a plan of pools over"):
         ask(loader)
 

@@ -6,6 +6,7 @@ import pytest
 
 import batchloom
 from batchloom import Loader, open_store
+from batchloom.batches import PlanOptions
 from streams.streams import rows_of, small_stream, texts, write_lines, write_texts
 
 ORDER = {"seq_len": 64, "global_batch_size": 4, "steps": 20, "lanes": 2}
@@ -94,9 +95,7 @@ def test_the_kept_store_of_mixed_inputs_repeats_the_stream(tmp_path, inputs, nam
     stream.finish(workers=1)
     again = Loader(
         open_store(tmp_path / "kept"),
-        order="lanes",
-        lanes=stream.lanes,
-        pool_size=8192,
+        plan=PlanOptions(order="lanes", lanes=stream.lanes, pool_size=8192),
         output="numpy",
         **order,
     )

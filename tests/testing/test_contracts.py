@@ -14,6 +14,7 @@ from batchloom import Mixture, SettingsError
 from batchloom.batches import Augment
 from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, parts_of
 from batchloom.testing import check_loader, check_source, write_store
+from single_settings import make_loader
 
 SIZES = {"seq_len": 32, "global_batch_size": 12, "output": "numpy"}
 
@@ -26,7 +27,7 @@ def store(tmp_path_factory):
 
 
 def loaders(data, **options):
-    return partial(batchloom.Loader, data, **{**SIZES, **options})
+    return partial(make_loader, data, **{**SIZES, **options})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from batchloom import Loader, SettingsError
+from batchloom.batches import BatchOptions
 from batchloom.cli import run as command
 from batchloom.train import RunFolder, WorkerConfig, read_log, read_state
 from processes import rank_environments, run_ranks, start_processes
@@ -54,7 +55,8 @@ def check_once(store, folder, steps):
     newest = RunFolder(folder / "run").newest()
     done, state, _ = read_state(newest)
     assert done == steps
-    loader = Loader(store, seq_len=SEQ_LEN, global_batch_size=2, world_size=1, rank=0, uneven="pad")
+    padded = BatchOptions(uneven="pad")
+    loader = Loader(store, seq_len=SEQ_LEN, global_batch_size=2, world_size=1, rank=0, batch=padded)
     # The run may have begun with more workers than one; then its journal says so at step 0.
     loader.load_state_dict(state)
     history = surviving(folder / "heard")

@@ -1,6 +1,7 @@
 """Lightning: a data module that gives a Trainer the micro-batches of a loader, and keeps its place in checkpoints.
 
-data = LoaderDataModule(train=lambda: Loader(store, seq_len=2048, global_batch_size=64, micro_batch_size=4))
+passes = BatchOptions(micro_batch_size=4)
+data = LoaderDataModule(train=lambda: Loader(store, seq_len=2048, global_batch_size=64, batch=passes))
 Trainer(max_steps=1000, accumulate_grad_batches=16).fit(module, data)
 """
 

@@ -1,7 +1,8 @@
 """Megatron-core: its training loop fed from our plan, and our stores as its ``GPTDataset`` reads them.
 
 parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-loader = Loader(store, seq_len=4096, global_batch_size=256, micro_batch_size=2, **megatron_place())
+place = megatron_place(BatchOptions(micro_batch_size=2))
+loader = Loader(store, seq_len=4096, global_batch_size=256, **place)
 batches = megatron_iterator(loader)  # on every rank; for forward_backward_func(data_iterator=batches, ...)
 """
 
@@ -10,6 +11,7 @@ from batchloom.adapters.requirements import MEGATRON, TORCH, require
 require(TORCH, MEGATRON)
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -18,8 +20,8 @@ import torch.distributed as dist
 from megatron.core import num_microbatches_calculator, parallel_state
 
 from batchloom.adapters.agreement import device_of, require_agreement
-from batchloom.batches import Batch, BatchSpec, Loader, forms, text_alone
-from batchloom.batches.assembly import Labels
+from batchloom.batches import Batch, BatchOptions, Loader, forms, text_alone
+from batchloom.batches.assembly import DEFAULT_BATCH_OPTIONS, Labels
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.settings import shown, whole
 from batchloom.plan import Edit, Mesh
@@ -34,12 +36,15 @@ class MegatronPlace(TypedDict):
 
     rank: int
     world_size: int
-    mesh: Mesh
     labels: Labels
+    batch: BatchOptions
 
 
-def megatron_place() -> MegatronPlace:
+def megatron_place(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronPlace:
     """Where this process stands, by ``parallel_state``: ``Loader(..., **megatron_place())``.
+
+    Args:
+        batch: the loader's options; their mesh is replaced by that of Megatron's processes.
 
     Raises:
         TrainError: ``parallel_state`` is not initialised, or numbers its processes as no mesh does.
@@ -76,7 +81,12 @@ def megatron_place() -> MegatronPlace:
             f"parallel_state has process {rank} at {theirs}, and a mesh of {mesh.order} at {place}: give "
             "initialize_model_parallel an order that names each kind of parallelism once."
         )
-    return {"rank": rank, "world_size": world_size, "mesh": mesh, "labels": "shifted"}
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "labels": "shifted",
+        "batch": replace(batch, mesh=mesh),
+    }
 
 
 def megatron_iterator(
@@ -142,11 +152,12 @@ def mask_wanted(loader: Loader, asked: bool | None) -> bool:  # noqa: FBT001 - a
 
 
 def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
-    spec, theirs = loader.spec, BatchSpec(**megatron_place())
+    spec, place = loader.spec, megatron_place()
+    theirs = place["batch"].mesh, place["rank"], place["world_size"]
     problems = [
         f"{name} {got!r}, and {wanted!r} is needed"
         for name, got, wanted in (
-            ("place", _place(spec), _place(theirs)),
+            ("place", _place(spec.mesh, spec.rank, spec.world_size), _place(*theirs)),
             ("labels", spec.labels, "shifted"),
             ("form", spec.form, "rows"),
             ("output", spec.output, "torch"),
@@ -166,10 +177,9 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
         )
 
 
-def _place(spec: BatchSpec) -> tuple[Place, str]:
+def _place(mesh: Mesh, rank: int, world_size: int) -> tuple[Place, str]:
     """What of a process's place decides what it is given."""
-    mesh = spec.mesh
-    return mesh.place(spec.rank, spec.world_size), mesh.slices if mesh.context > 1 else "whole"
+    return mesh.place(rank, world_size), mesh.slices if mesh.context > 1 else "whole"
 
 
 def _nothing(loader: Loader, steps: Iterator[int]) -> Iterator[Micro]:

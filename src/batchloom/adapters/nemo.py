@@ -26,7 +26,7 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import go_on
 from batchloom.adapters.megatron import go_on_from, mask_wanted, megatron_prefixes
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import Loader, megatron_arrays, text_alone
+from batchloom.batches import BatchOptions, Loader, megatron_arrays, text_alone
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.store import Store, open_store
 
@@ -169,13 +169,13 @@ class StoreDatasets:
             store,
             seq_len=self.seq_length,
             global_batch_size=self.global_batch_size,
-            micro_batch_size=self.micro_batch_size,
             packing=self.packing,
             seed=self.seed,
             steps=None if samples is None else -(-samples // self.global_batch_size),
             labels="shifted",
             rank=parallel_state.get_data_parallel_rank(),
             world_size=parallel_state.get_data_parallel_world_size(),
+            batch=BatchOptions(micro_batch_size=self.micro_batch_size),
         )
         return PlanSamples(loader, attention_mask=self.attention_mask)
 

@@ -16,6 +16,7 @@ require(TORCH)
 import os
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any, final
 from weakref import WeakValueDictionary
@@ -24,6 +25,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from batchloom.batches import Batch, Loader, with_augment
 from batchloom.batches.assembly import without_augment
+from batchloom.batches.loading import LoaderTemplate, lose_track
 from batchloom.core.errors import InputError, StateError
 from batchloom.plan.order import refuse_lanes
 
@@ -56,10 +58,7 @@ class _WorkerLoader:
         refuse_lanes(loader.plan, "goes through no DataLoader")
         self.original: Loader | None = loader
         self.first = loader.next_step
-        self._plan, self._options = (
-            copy.copy(loader.plan),
-            {**loader.batch_options(), "prefetch": 0},
-        )
+        self._template = replace(LoaderTemplate.of(loader), plan=copy.copy(loader.plan))
         self._state = loader.state_at(self.first)
         self._token = f"{os.getpid()}-{next(_NUMBERS)}"
         self._copy: tuple[int, Loader] | None = None
@@ -73,9 +72,7 @@ class _WorkerLoader:
     def loader(self) -> Loader:
         """Return this process's copy, made when first asked for."""
         if self._copy is None or self._copy[0] != os.getpid():
-            loader = Loader(copy.copy(self._plan), **self._options)
-            loader.load_state_dict(self._state)
-            self._copy = (os.getpid(), loader)
+            self._copy = (os.getpid(), self._template.open(self._state, prefetch=0))
         return self._copy[1]
 
     def batch(self, step: int) -> Batch:
@@ -106,7 +103,7 @@ def _receive(token: str, *parts: Any) -> Batch:
     tell which one the loop was given last.
     """
     if (loader := _LOADERS.get(token)) is not None:
-        loader.lose_track()
+        lose_track(loader)
     return Batch(*parts)
 
 
@@ -130,7 +127,7 @@ class LoaderDataset(Dataset[Batch]):
         if not 0 <= step < self._length:
             raise IndexError(f"step {step} of a run of {self._length} steps")
         if self._source.original is not None:
-            self._source.original.lose_track()
+            lose_track(self._source.original)
         return self._source.batch(step)
 
 
@@ -169,7 +166,7 @@ class LoaderIterable(IterableDataset[Batch]):
         loader, step = self._source.loader(), first
         while loader.plan.has_step(step):
             if original is not None:
-                original.lose_track()
+                lose_track(original)
             yield step
             step += workers
 

@@ -18,7 +18,7 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.batches import Loader, text_alone
+from batchloom.batches import BatchOptions, Loader, text_alone
 from batchloom.core.errors import StateError
 from batchloom.core.settings import shown
 from batchloom.store import open_store
@@ -78,7 +78,6 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
             open_store(config.dataset_path or config.dataset, config.split),
             seq_len=seq_len,
             global_batch_size=max(config.global_batch_size, 0) or local_batch_size * dp_world_size,
-            micro_batch_size=local_batch_size,
             packing=config.packing,
             seed=config.seed,
             epochs=config.epochs,
@@ -86,6 +85,7 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
             labels="shifted",
             rank=dp_rank,
             world_size=dp_world_size,
+            batch=BatchOptions(micro_batch_size=local_batch_size),
         )
         text_alone(self.loader, "the adapter of torchtitan")
         self._size, self._infinite = local_batch_size, config.infinite

@@ -43,7 +43,7 @@ def check(
         vocab_size: every id of a bare prefix must be below it; a store knows its own.
         generation: of a store, an older one; None for the newest.
         media: whether images and audio are read, of a store that was made with a processor.
-        gone: a file to be written: which documents hold some that cannot be read, for ``MediaSpec(replace=...)``.
+        gone: a file to be written: which documents hold some that cannot be read, for ``MediaOptions(replace=...)``.
 
     Raises:
         InputMissingError: there is nothing at ``path``: the data is absent.
@@ -95,8 +95,8 @@ def _look(
     if count:
         if not verdict.faults:
             verdict.used = (
-                f"batchloom.Loader, with media=MediaSpec(replace=FILE), gives padding for {counted(count, 'document')} "
-                "of it, which --gone FILE lists"
+                f"batchloom.Loader, with media=MediaOptions(replace=FILE), gives padding for "
+                f"{counted(count, 'document')} of it, which --gone FILE lists"
             )
         verdict.faults += said
         if count > len(said):

@@ -5,7 +5,11 @@ from .assembly.batch_assembly import (
     assemble_rows as assemble_rows,
     assemble_varlen as assemble_varlen,
 )
-from .assembly.batch_spec import BatchSpec as BatchSpec, MediaSpec as MediaSpec
+from .assembly.batch_spec import (
+    BatchOptions as BatchOptions,
+    BatchSpec as BatchSpec,
+    MediaOptions as MediaOptions,
+)
 from .forms import flattened as flattened, megatron_arrays as megatron_arrays, padded as padded
 from .isolation import (
     leakage as leakage,
@@ -18,6 +22,7 @@ from .isolation import (
 )
 from .loading.document_rows import Chosen as Chosen
 from .loading.loader import Loader as Loader
+from .loading.loader_options import PlanOptions as PlanOptions
 from .loading.media_rules import text_alone as text_alone
 from .loading.rank_share import rank_rows as rank_rows, share_of as share_of
 from .loading.row_costs import RowCosts as RowCosts

@@ -48,7 +48,7 @@ def padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
         raise PlanError(
             f"A row of step {batch.step} holds {int(documents.max())} documents, and padded gives one mask a row, "
             "under which they would see each other. Pack one document a row: Loader(packing='none', "
-            "group_by_length=True); or use flattened, dense_mask or block_mask for packed rows."
+            "plan=PlanOptions(group_by_length=True)); or use flattened, dense_mask or block_mask for packed rows."
         )
     lengths = np.ones(len(documents), np.int64)
     lengths[documents == 1] = cuts.lengths

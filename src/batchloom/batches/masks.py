@@ -201,7 +201,7 @@ def whole_rows(form: str) -> PlanError:
     """What is said of a slice where a form takes whole rows."""
     return PlanError(
         f"{form} takes whole rows, and the batch is a context-parallel rank's slice of them: give "
-        "Loader(form='varlen', align=...) for documents in slices, or a mesh without context."
+        "Loader(form='varlen', plan=PlanOptions(align=...)) for documents in slices, or a mesh without context."
     )
 
 

@@ -40,7 +40,7 @@ def check(
     gone: Annotated[
         Path | None,
         typer.Option(
-            help="Write the documents whose images or audio cannot be read to this file, for MediaSpec(replace=...)."
+            help="Write the documents whose images or audio cannot be read to this file, for MediaOptions(replace=...)."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -3,7 +3,7 @@
 import os
 from typing import final
 
-from batchloom.batches import MediaSpec
+from batchloom.batches import MediaOptions
 from batchloom.batches.assembly import READ_AS_USUAL
 from batchloom.batches.loading import Row
 from batchloom.compat.multimodal_rows import Collator, PackedRows
@@ -39,7 +39,7 @@ class MultiModalDataset:
         out: str | os.PathLike[str] | None = None,
         seed: int = 0,
         output: str = "torch",
-        media: MediaSpec = READ_AS_USUAL,
+        media: MediaOptions = READ_AS_USUAL,
     ) -> None:
         self._rows = PackedRows(config, out, seed, output, media)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from batchloom.batches import Loader, MediaSpec
+from batchloom.batches import Loader, MediaOptions
 from batchloom.batches.loading import Row, collate_rows, row_of, stands_by_row
 from batchloom.compat.array_output import check_output
 from batchloom.core.errors import InputError, OutputError, SettingsError
@@ -52,7 +52,7 @@ class PackedRows:
         out: str | os.PathLike[str] | None,
         seed: int,
         output: str,
-        media: MediaSpec,
+        media: MediaOptions,
     ) -> None:
         check_output(output)
         self._config = config if isinstance(config, DatasetConfig) else DatasetConfig.load(config)

@@ -6,7 +6,7 @@ from typing import final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from batchloom.batches import MediaSpec, find_world
+from batchloom.batches import MediaOptions, find_world
 from batchloom.batches.assembly import READ_AS_USUAL
 from batchloom.batches.loading import Row
 from batchloom.compat.multimodal_rows import Collator, PackedRows
@@ -44,7 +44,7 @@ class MultiModalIterableDataset(IterableDataset[Row]):
         out: str | os.PathLike[str] | None = None,
         seed: int = 0,
         output: str = "torch",
-        media: MediaSpec = READ_AS_USUAL,
+        media: MediaOptions = READ_AS_USUAL,
         batch_size: int = 1,
         rank: int | None = None,
         world_size: int | None = None,

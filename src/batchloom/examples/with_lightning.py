@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from batchloom import Loader, open_store
 from batchloom.adapters.lightning import LoaderDataModule
+from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -40,7 +41,7 @@ def train(model: Any, job: Job) -> None:
             open_store(job.data),
             seq_len=job.seq_len,
             global_batch_size=job.global_batch_size,
-            micro_batch_size=job.batch_size,
+            batch=BatchOptions(micro_batch_size=job.batch_size),
             seed=job.seed,
             steps=job.steps,
         )

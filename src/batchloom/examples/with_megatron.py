@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from batchloom import Loader, open_store
 from batchloom.adapters import megatron
+from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -25,10 +26,9 @@ def train(model: Any, job: Job) -> None:
         open_store(job.data),
         seq_len=job.seq_len,
         global_batch_size=job.global_batch_size,
-        micro_batch_size=job.batch_size,
         seed=job.seed,
         steps=job.steps,
-        **megatron.megatron_place(),
+        **megatron.megatron_place(BatchOptions(micro_batch_size=job.batch_size)),
     )
     if state := job.newest():
         model.load_state_dict(state["model"])

@@ -12,6 +12,7 @@ from ray.train.torch import TorchTrainer, prepare_model
 from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.ray_train import report, restored
+from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -21,9 +22,9 @@ def work(given: dict[str, Any]) -> None:
     learner, ranks = prepare_model(model), dist.get_world_size()
     optimizer = adamw(model.parameters(), job.lr)
     sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
-    store, passes = open_store(job.data), job.batch_size
+    store, passes = open_store(job.data), BatchOptions(micro_batch_size=job.batch_size)
     # Its rank is that of torch.distributed, which Ray has begun.
-    loader = Loader(store, micro_batch_size=passes, seed=job.seed, steps=job.steps, **sizes)
+    loader = Loader(store, seed=job.seed, steps=job.steps, batch=passes, **sizes)
     kept = {"model": model, "optimizer": optimizer, "loader": loader}
     if state := restored():
         for name, one in kept.items():

@@ -53,7 +53,7 @@ class Places:
         except FileNotFoundError:
             raise UnusableRecordError(
                 f"is not there: {shown(place):.300}; paths begin at {self.folder}: say where else they do "
-                "(--data-folder, of train, too; of a Loader media=MediaSpec(folder=...))"
+                "(--data-folder, of train, too; of a Loader media=MediaOptions(folder=...))"
             ) from None
         except UnusableRecordError:
             raise

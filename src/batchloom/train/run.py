@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from batchloom import Loader, Mixture, Plan, Store, open_store
-from batchloom.batches import MediaSpec
+from batchloom.batches import BatchOptions, MediaOptions
 from batchloom.batches.assembly import READ_AS_USUAL
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.settings import to_plain
@@ -104,7 +104,7 @@ def set_up(
     log: RunLog,
     *,
     opened: Mapping[str, Any] | None = None,
-    media: MediaSpec = READ_AS_USUAL,
+    media: MediaOptions = READ_AS_USUAL,
 ) -> Run:
     """Open the data and build the model; nothing is written yet.
 
@@ -212,7 +212,7 @@ def _val_loaders(
     settings: TrainSettings,
     ranks: Ranks,
     log: RunLog,
-    media: MediaSpec,
+    media: MediaOptions,
 ) -> dict[str, Loader]:
     """This rank's batches of the val subsets of the sources that have one, with a word why the others have not."""
     stores = opened.stores if isinstance(opened, Mixture) else {"": opened}
@@ -242,7 +242,7 @@ def _val_loader(
     ranks: Ranks,
     log: RunLog,
     whose: str,
-    media: MediaSpec,
+    media: MediaOptions,
 ) -> Loader | None:
     """This rank's batches of the val subset; None, and a word why, when there is nothing to see."""
     loader = make_loader(store.subset("val"), settings, ranks, None, media)
@@ -266,7 +266,7 @@ def make_loader(
     settings: TrainSettings,
     ranks: Ranks,
     steps: int | None,
-    media: MediaSpec = READ_AS_USUAL,
+    media: MediaOptions = READ_AS_USUAL,
 ) -> Loader:
     """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
     store = _telling(data) if isinstance(data, Mixture) else data
@@ -286,9 +286,11 @@ def make_loader(
         rank=ranks.rank,
         world_size=ranks.world_size,
         augment=augment,
-        uneven=settings.order.uneven,
-        micro_batch_size=settings.batch_size,
-        balance=settings.order.balance,
+        batch=BatchOptions(
+            uneven=settings.order.uneven,
+            micro_batch_size=settings.batch_size,
+            balance=settings.order.balance,
+        ),
         device=ranks.device,
         media=media,
     )

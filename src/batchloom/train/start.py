@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchloom import DatasetConfig, Mixture
-from batchloom.batches import MediaSpec
+from batchloom.batches import MediaOptions
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import nearest, raise_problems, shown
 from batchloom.train.checkpoint import step_of
@@ -83,10 +83,10 @@ class DataRequest:
     opened: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def read_media(self) -> MediaSpec:
+    def read_media(self) -> MediaOptions:
         """How images and audio of stores are read."""
         folder = (self.media or {}).get("data_folder") if self.stream is None else None
-        return MediaSpec(folder=folder, replace=self.gone)
+        return MediaOptions(folder=folder, replace=self.gone)
 
     @property
     def streams(self) -> StreamRequest | None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments
-from batchloom.batches import IGNORE, Loader
+from batchloom.batches import IGNORE, BatchOptions, Loader
 from batchloom.core.errors import InputError, PlanError, SettingsError
 from batchloom.core.settings import raise_problems, shown
 from batchloom.plan import Mixture, Plan
@@ -55,7 +55,7 @@ def loader_of(data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_s
         return data
     if isinstance(data, Plan):
         _check_plan(data, args, asked, size)
-        return Loader(data, micro_batch_size=micro)
+        return Loader(data, batch=BatchOptions(micro_batch_size=micro))
     if not isinstance(data, Store | Mixture):
         data = _kept(data)
     if args.max_length is None:
@@ -73,7 +73,7 @@ def loader_of(data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_s
         seed=args.seed or 0,
         steps=args.max_steps if limited else None,
         epochs=None if limited else int(args.num_train_epochs or 1),
-        micro_batch_size=micro,
+        batch=BatchOptions(micro_batch_size=micro),
     )
 
 

@@ -172,11 +172,11 @@ def _media_problems(args: Any, loader: Loader, name: str) -> list[str]:
 _SETTINGS: dict[str, tuple[object, str]] = {
     "train_sampling_strategy": (
         "sequential",
-        "the plan has shuffled already, and groups by length if asked (Loader(group_by_length=True))",
+        "the plan has shuffled already, and groups by length if asked (PlanOptions(group_by_length=True))",
     ),
     "dataloader_drop_last": (
         False,
-        "the plan says what becomes of the last step (Loader(last='drop'))",
+        "the plan says what becomes of the last step (PlanOptions(last='drop'))",
     ),
     "dataloader_in_order": (True, "batches would come in another order every time"),
     "auto_find_batch_size": (False, "the sizes of a step are the plan's"),

@@ -1,7 +1,7 @@
 """From what somebody asks about to a plan: a store, a mixture, what is only assumed, or a checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from batchloom.analysis.plan_questions.checkpoint_plan import (
     plan_again,
     read_checkpoint,
 )
-from batchloom.batches import Loader, mixture_from
+from batchloom.batches import Loader, PlanOptions, mixture_from
 from batchloom.core.errors import InputError, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import Mixture, Plan, PlanSpec, assumed_from
@@ -20,6 +20,7 @@ from batchloom.store import Store, open_store
 
 # With a checkpoint: how long the run is, and nothing that decides its order.
 _BESIDE = {"steps"}
+_OPTIONS = {field.name for field in fields(PlanOptions)}
 _OWN_DATA = "data"
 _NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
 
@@ -80,7 +81,11 @@ def plan_asked(asked: Asked) -> tuple[Plan, Checkpoint | None]:
     given = {name: value for name, value in asked.settings.items() if value is not None}
     if isinstance(data, Store) or (isinstance(data, Mixture) and asked.assume is None):
         # What a loader of these settings would serve, whatever it chooses by itself.
-        return Loader(data, **given, output="numpy", rank=0, world_size=1, prefetch=0).plan, None
+        options = PlanOptions(**{name: given.pop(name) for name in _OPTIONS & given.keys()})
+        loader = Loader(
+            data, **given, plan=options, output="numpy", rank=0, world_size=1, prefetch=0
+        )
+        return loader.plan, None
     return Plan(data, PlanSpec(**given)), None
 
 

@@ -19,11 +19,13 @@ from .batch_assembly import (
     assemble_varlen as assemble_varlen,
 )
 from .batch_spec import (
+    DEFAULT_BATCH_OPTIONS as DEFAULT_BATCH_OPTIONS,
     READ_AS_USUAL as READ_AS_USUAL,
+    BatchOptions as BatchOptions,
     BatchSpec as BatchSpec,
     Form as Form,
     Labels as Labels,
-    MediaSpec as MediaSpec,
+    MediaOptions as MediaOptions,
     Output as Output,
 )
 from .device import (

@@ -195,7 +195,7 @@ def _firsts(rows: int, size: int) -> range:
         fitting = ", ".join(map(str, divisors(rows)))
         raise PlanError(
             f"A batch of {rows} rows cannot be cut into micro-batches of {shown(size)}; {fitting} can. "
-            f"Loader(micro_batch_size=..., uneven='pad') fills up with rows that carry no loss."
+            "Loader(batch=BatchOptions(micro_batch_size=..., uneven='pad')) fills up with rows that carry no loss."
         )
     return range(0, rows, size)
 

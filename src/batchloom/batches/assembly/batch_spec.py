@@ -26,8 +26,8 @@ _WORDS = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", Une
 
 
 @dataclass(frozen=True, slots=True)
-class MediaSpec:
-    """How media are read for batches.
+class MediaOptions:
+    """How a ``Loader`` reads media for its batches.
 
     Attributes:
         workers: threads that decode and process; 0 for as many as there are cores, at most 8.
@@ -57,11 +57,31 @@ class MediaSpec:
         raise_problems(problems)
 
 
-READ_AS_USUAL = MediaSpec()
+READ_AS_USUAL = MediaOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSpec:
+class BatchOptions:
+    """How a ``Loader`` deals the rows of a step; checked by it, together with its other settings.
+
+    Attributes:
+        mesh: how processes stand together that are tensor-, context- or pipeline-parallel.
+        uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks with rows that carry no loss.
+        micro_batch_size: rows of one forward pass, which a rank's rows are to divide into; None for all.
+        balance: deal rows so that ranks have about the same cost: squared span lengths, and tokens of media.
+    """
+
+    mesh: Mesh = DATA_PARALLEL
+    uneven: Uneven = "refuse"
+    micro_batch_size: int | None = None
+    balance: bool = False
+
+
+DEFAULT_BATCH_OPTIONS = BatchOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec(BatchOptions):
     """How batches are made of a plan's rows; none of it changes which tokens a step holds.
 
     Attributes:
@@ -88,12 +108,8 @@ class BatchSpec:
     prefetch: int = 4
     rank: int = 0
     world_size: int = 1
-    uneven: Uneven = "refuse"
-    micro_batch_size: int | None = None
-    mesh: Mesh = DATA_PARALLEL
-    balance: bool = False
     device: str | None = None
-    media: MediaSpec = READ_AS_USUAL
+    media: MediaOptions = READ_AS_USUAL
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, _BOUNDS)
@@ -112,11 +128,22 @@ class BatchSpec:
                 "give labels='shifted' and a loss that does not shift (transformers' shift_labels)"
             )
         media: object = self.media
-        if not isinstance(media, MediaSpec):
-            problems.append(f"media: {shown(media)} is no MediaSpec; give MediaSpec(workers=4)")
+        if not isinstance(media, MediaOptions):
+            problems.append(
+                f"media: {shown(media)} is no MediaOptions; give MediaOptions(workers=4)"
+            )
         if not is_switch(self.balance):
             problems.append(f"balance: {shown(self.balance)} is neither True nor False")
         raise_problems(problems + self._of_device())
+
+    def options(self) -> BatchOptions:
+        """Return the part of it that a ``Loader`` is given as ``batch``."""
+        return BatchOptions(
+            mesh=self.mesh,
+            uneven=self.uneven,
+            micro_batch_size=self.micro_batch_size,
+            balance=self.balance,
+        )
 
     def _of_device(self) -> list[str]:
         if self.device is None:

@@ -5,7 +5,7 @@ from .collate import (
     stands_by_row as stands_by_row,
 )
 from .combined_store import is_replicated as is_replicated
-from .loader import Loader as Loader
+from .loader import Loader as Loader, LoaderTemplate as LoaderTemplate, lose_track as lose_track
 from .loader_data import (
     first_store as first_store,
     refuse_preferences as refuse_preferences,

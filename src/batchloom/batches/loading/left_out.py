@@ -26,7 +26,7 @@ def announce_left_out(plan: Plan, gone: Mapping[str, tuple[int, ...]]) -> bool:
     for name, numbers in gone.items():
         store = plan.stores[name]
         log_of(store).warning(
-            "%s of %s documents of %s are served as padding: their images or audio are gone (MediaSpec.replace).",
+            "%s of %s documents of %s are served as padding: their images or audio are gone (MediaOptions.replace).",
             f"{len(numbers):,}",
             f"{store.lengths.size:,}",
             store.location.name if isinstance(store, Store) else name,

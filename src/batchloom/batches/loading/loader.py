@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, final
 
@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assembly import (
+    DEFAULT_BATCH_OPTIONS,
     IGNORE,
     READ_AS_USUAL,
     Augment,
     Batch,
+    BatchOptions,
     BatchSpec,
     Form,
     Labels,
-    MediaSpec,
+    MediaOptions,
     Output,
     Reader,
     Staged,
@@ -36,11 +38,16 @@ from batchloom.batches.loading.iterations import Iterations
 from batchloom.batches.loading.left_out import announce_cut, announce_left_out, count_left_out
 from batchloom.batches.loading.loader_data import (
     Data,
-    Order,
     named_by,
     plan_of,
     refuse_other_generation,
     store_of,
+)
+from batchloom.batches.loading.loader_options import (
+    DEFAULT_PLAN_OPTIONS,
+    PlanOptions,
+    PlanRequest,
+    refuse_other_types,
 )
 from batchloom.batches.loading.media_rules import batch_media, refuse_cut_by_edit, stream_media
 from batchloom.batches.loading.pool_tables import count_once_a_node, load_tables, wait_for_tables
@@ -76,9 +83,9 @@ from batchloom.batches.media import replacing, resumed
 from batchloom.batches.producer_thread import Begun, in_turn, reserve
 from batchloom.core.errors import PlanError, StateError
 from batchloom.core.settings import shown, whole
-from batchloom.plan import Edit, Mesh, Plan, PlanSpec
-from batchloom.plan.order import DATA_PARALLEL, Imbalance, Uneven, refuse_past_end
-from batchloom.plan.packing import Last, Overlong, Rows
+from batchloom.plan import Edit, Plan, PlanSpec
+from batchloom.plan.order import DATA_PARALLEL, Imbalance, refuse_past_end
+from batchloom.plan.packing import Overlong, Rows
 from batchloom.store import Store
 
 
@@ -97,32 +104,25 @@ class Loader:
         seq_len: tokens of a sequence.
         global_batch_size: sequences of a step over all ranks; this rank's batches have
             global_batch_size / world_size rows.
-        packing, seed, shuffle, epochs, steps, last, pool_size, block, lanes, align: see ``PlanSpec``.
-        group_by_length: see ``PlanSpec``; True is 50 steps, False 0.
-        order: ``pools``; or ``lanes``: over a store that a stream kept, with its settings and ``lanes``,
-            the order of the stream.
+        packing, seed, shuffle, epochs, steps: see ``PlanSpec``.
         overlong: see ``PlanSpec``; None is ``drop`` for a store of conversations alone, which half
             of is worth nothing, or with images or audio, and ``split`` for any other; in a mixture for each.
         rank: data-parallel rank; found out when neither it nor ``world_size`` is given: from an
             initialised torch.distributed, torchrun, SLURM or MPI variables, else 0 of 1.
         world_size: number of data-parallel ranks.
-        mesh: how processes stand together that are tensor-, context- or pipeline-parallel: then
-            ``rank`` and ``world_size`` count all processes. Peers are given the same rows,
-            context-parallel ones each its slice of them.
-        uneven: ``refuse`` a world size that does not divide the batch, or ``pad`` ranks with rows
-            that carry no loss, so that all have the same number.
-        micro_batch_size: rows of one forward pass: a rank's rows are to divide into it (with
-            ``pad`` they are filled up to do); ``batch.split(micro_batch_size)`` cuts a batch.
-        balance: deal the rows a step holds so that ranks have about the same sum of squared span lengths, and of
-            tokens of media.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
         form: ``rows`` or ``varlen``; shapes in ``batches.assemble`` and docs/batches.md.
         prefetch: batches made ahead by one producer thread; 0 for none.
         device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: tensors are given
             there, copied ahead on a stream of their own. None for tensors in the memory they were made in.
-        augment: tokens that are masked or replaced: an ``Augment`` of ``batches.augment``, or its settings; or None.
-        media: how images and audio are read, where stores hold some: a ``MediaSpec`` of ``batches.spec``.
+        plan: the rest of the order: a ``PlanOptions`` of ``batchloom.batches``.
+        batch: how the rows of a step are dealt: a ``BatchOptions`` of ``batchloom.batches``. With a ``mesh``, ``rank``
+            and ``world_size`` count all processes; peers are given the same rows, context-parallel ones each its slice
+            of them. ``uneven="pad"`` also fills a rank's rows up to whole micro-batches, and
+            ``batch.split(micro_batch_size)`` cuts a batch into them.
+        augment: tokens that are masked or replaced: an ``Augment`` of ``batchloom.batches``, or its settings; or None.
+        media: how images and audio are read, where stores hold some: a ``MediaOptions`` of ``batchloom.batches``.
 
     Attributes:
         augmentation: ``augment`` made ready for the store; None where nothing is changed.
@@ -154,43 +154,31 @@ class Loader:
         shuffle: bool = True,
         epochs: int | None = None,
         steps: int | None = None,
-        last: Last = "fill",
-        pool_size: int = 0,
-        block: int = 0,
-        lanes: int = 1,
-        align: int = 1,
-        group_by_length: int | bool = 0,
-        order: Order = "pools",
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: Mesh = DATA_PARALLEL,
-        uneven: Uneven = "refuse",
-        micro_batch_size: int | None = None,
-        balance: bool = False,
         labels: Labels = "aligned",
         output: Output = "torch",
         form: Form = "rows",
         prefetch: int = 4,
         device: object = None,
+        plan: PlanOptions = DEFAULT_PLAN_OPTIONS,
+        batch: BatchOptions = DEFAULT_BATCH_OPTIONS,
         augment: Augment | Mapping[str, Any] | None = None,
-        media: MediaSpec = READ_AS_USUAL,
+        media: MediaOptions = READ_AS_USUAL,
     ) -> None:
-        settings = {
-            "packing": packing,
-            "overlong": overlong,
-            "seed": seed,
-            "shuffle": shuffle,
-            "epochs": epochs,
-            "steps": steps,
-            "last": last,
-            "pool_size": pool_size,
-            "block": block,
-            "lanes": lanes,
-            "align": align,
-            "group_by_length": group_by_length,
-            "order": order,
-        }
-        self.plan = plan_of(data, seq_len, global_batch_size, settings)
+        refuse_other_types(plan, batch)
+        request = PlanRequest(
+            seq_len=seq_len,
+            global_batch_size=global_batch_size,
+            packing=packing,
+            overlong=overlong,
+            seed=seed,
+            shuffle=shuffle,
+            epochs=epochs,
+            steps=steps,
+            options=plan,
+        )
+        self.plan = plan_of(data, request)
         rank, world_size = find_world(rank, world_size)
         self.spec = BatchSpec(
             labels=labels,
@@ -199,16 +187,16 @@ class Loader:
             prefetch=prefetch,
             rank=rank,
             world_size=world_size,
-            mesh=mesh,
-            uneven=uneven,
-            micro_batch_size=micro_batch_size,
-            balance=balance,
+            mesh=batch.mesh,
+            uneven=batch.uneven,
+            micro_batch_size=batch.micro_batch_size,
+            balance=batch.balance,
             device=None if device is None else str(device),
             media=media,
         )
         self.plan, self.replaced = replacing(self.plan, media.replace)
         self._stage, self.costs = stage_of(self.spec), RowCosts()
-        self._balance = self.costs if balance else None
+        self._balance = self.costs if batch.balance else None
         self._turn = threading.RLock()
         # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
         self._beside = self.plan
@@ -530,23 +518,12 @@ class Loader:
             refuse_cut_by_edit(plan)
         return plan
 
-    def lose_track(self) -> None:
-        """Mark the position as unknown, until a state is loaded or this loader is iterated again."""
-        self._iterations.untracked = True
-
-    def batch_options(self) -> dict[str, Any]:
-        """Return the settings of batches, as keywords that make this loader again from its plan."""
-        options = {field.name: getattr(self.spec, field.name) for field in fields(self.spec)}
-        augment = self.augmentation.settings if self.augmentation else None
-        # The documents whose media are replaced are in the plan's journal.
-        return {**options, "media": replace(self.spec.media, replace=()), "augment": augment}
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self._stream is not None:
             raise TypeError(
                 "The loader of a stream cannot be pickled or copied; open the stream anew where it is needed."
             )
-        return _make_copy, (self.plan, self.batch_options(), self.state_dict())
+        return _open_copy, (LoaderTemplate.of(self), self.state_dict())
 
     def renew(self) -> None:
         """Have locks of its own, after a fork: what another thread held is held for ever."""
@@ -656,11 +633,55 @@ class Loader:
         return announce_left_out(self.plan, self.replaced)
 
 
-def _make_copy(plan: Plan, options: dict[str, Any], state: dict[str, Any]) -> Loader:
-    """Make a pickled or copied loader, which goes on where the first one stood."""
-    loader = Loader(copy.copy(plan), **options)
-    loader.load_state_dict(state)
-    return loader
+def lose_track(loader: Loader) -> None:
+    """Mark a loader's position as unknown, until a state is loaded or it is iterated again."""
+    loader._iterations.untracked = True  # noqa: SLF001 - adapters alone need it
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderTemplate:
+    """A plan and the settings of its batches, from which other processes open a loader of their own."""
+
+    plan: Plan
+    spec: BatchSpec
+    augment: Augment | None
+
+    @classmethod
+    def of(cls, loader: Loader) -> "LoaderTemplate":
+        """Return the template of a loader."""
+        # The documents whose media are replaced are in the plan's journal.
+        media = replace(loader.spec.media, replace=())
+        augment = loader.augmentation.settings if loader.augmentation else None
+        return cls(loader.plan, replace(loader.spec, media=media), augment)
+
+    def open(self, state: dict[str, Any], *, prefetch: int | None = None) -> Loader:
+        """Open a loader that goes on at a state.
+
+        Args:
+            state: of the loader this is the template of.
+            prefetch: batches made ahead, if not as many as by that loader.
+        """
+        spec = self.spec
+        loader = Loader(
+            copy.copy(self.plan),
+            rank=spec.rank,
+            world_size=spec.world_size,
+            labels=spec.labels,
+            output=spec.output,
+            form=spec.form,
+            prefetch=spec.prefetch if prefetch is None else prefetch,
+            device=spec.device,
+            batch=spec.options(),
+            augment=self.augment,
+            media=spec.media,
+        )
+        loader.load_state_dict(state)
+        return loader
+
+
+def _open_copy(template: LoaderTemplate, state: dict[str, Any]) -> Loader:
+    """Open a pickled or copied loader, which goes on where the first one stood."""
+    return template.open(state)
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from batchloom.batches.assembly import Vocabulary
 from batchloom.batches.loading.combined_store import Shelf, shelf_of
+from batchloom.batches.loading.loader_options import PlanRequest
 from batchloom.batches.loading.stream_steps import Streamed
 from batchloom.core.errors import InputError, SettingsError, StateError
-from batchloom.core.settings import to_plain
-from batchloom.plan import LanePlan, Mixture, Plan, PlanSpec, SourceSpec, lane_pool_default
+from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, lane_pool_default
 from batchloom.plan.order import SOURCE
-from batchloom.plan.packing import GROUPED, Overlong
+from batchloom.plan.packing import Overlong
 from batchloom.store import Store, read_stretches
 from batchloom.store.format import generation_with
 from batchloom.store.read import holds_media
 
-Order = Literal["pools", "lanes"]
 Data = Store | Mixture | Plan | LanePlan | Streamed
 
 
@@ -96,29 +95,15 @@ def refuse_preferences(store: Store) -> None:
     )
 
 
-def plan_of(
-    data: Data,
-    seq_len: int | None,
-    global_batch_size: int | None,
-    settings: dict[str, Any],
-) -> Plan:
+def plan_of(data: Data, request: PlanRequest) -> Plan:
     """The order of a loader: the plan or stream it is given, or one made of a store or mixture.
 
     Raises:
         SettingsError: settings that are missing, or belong to the plan that is given.
         InputError: it is given something else.
     """
-    grouped = settings["group_by_length"]
-    if isinstance(grouped, bool):
-        settings = {**settings, "group_by_length": GROUPED if grouped else 0}
     if isinstance(data, Plan | LanePlan | Streamed):
-        defaults = {**_DEFAULTS, "overlong": None, "order": "pools"}
-        given = [name for name, value in settings.items() if value != defaults[name]]
-        given += [
-            name
-            for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
-            if value is not None
-        ]
+        given = request.given()
         if given:
             raise SettingsError(
                 [f"{name}: belongs to the plan, which is given ready" for name in given]
@@ -130,19 +115,10 @@ def plan_of(
             f"Loader takes an open store, a Mixture, a Plan or a stream, not {type(data).__name__}; open a path with "
             "open_store(path)."
         )
-    missing = [
-        f"{name}: missing; a whole number of at least 1"
-        for name, value in (("seq_len", seq_len), ("global_batch_size", global_batch_size))
-        if value is None
-    ]
-    if seq_len is None or global_batch_size is None:
-        raise SettingsError(missing)
-    order = settings.pop("order")
-    if settings["overlong"] is None:
-        usual = usual_overlong(data) if isinstance(data, Store) else "split"
-        settings = {**settings, "overlong": usual}
-        data = _dropping(data) if isinstance(data, Mixture) else data
-    spec = PlanSpec(seq_len=seq_len, global_batch_size=global_batch_size, **settings)
+    spec = request.spec(usual_overlong(data) if isinstance(data, Store) else "split")
+    if request.overlong is None and isinstance(data, Mixture):
+        data = _dropping(data)
+    order: object = request.options.order
     if order == "pools":
         return Plan(data, spec)
     if order != "lanes" or not isinstance(data, Store):
@@ -180,10 +156,3 @@ def overlong_of(plan: Plan) -> dict[str, Overlong]:
         name: (said[name].overlong if name in said else None) or plan.spec.overlong
         for name in plan.stores
     }
-
-
-_DEFAULTS = {
-    name: value
-    for name, value in to_plain(PlanSpec(seq_len=1, global_batch_size=1)).items()
-    if name not in ("seq_len", "global_batch_size")
-}

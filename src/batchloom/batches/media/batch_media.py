@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 
-from batchloom.batches.assembly import BatchCuts, Ids, MediaCut, MediaCuts, MediaSpec, Reader
+from batchloom.batches.assembly import BatchCuts, Ids, MediaCut, MediaCuts, MediaOptions, Reader
 from batchloom.batches.media.array_reuse import Recycled
 from batchloom.batches.media.feature_join import Joining, Shapes
 from batchloom.batches.producer_thread import Begun
@@ -111,7 +111,7 @@ class BatchMedia:
         spec: how they are read.
     """
 
-    def __init__(self, find: Finder, processing: Processing, spec: MediaSpec) -> None:
+    def __init__(self, find: Finder, processing: Processing, spec: MediaOptions) -> None:
         self.find, self.processing, self._spec = find, processing, spec
         self._files = ProcessorFiles.from_state(processing.state)
         self._traits = traits_of(self._files.name)
@@ -366,7 +366,7 @@ class BatchMedia:
         if folder is None:
             raise UnusableRecordError(
                 "is named only, and the store's report does not say where paths begin: give "
-                "media=MediaSpec(folder=...)"
+                "media=MediaOptions(folder=...)"
             )
         return folder
 

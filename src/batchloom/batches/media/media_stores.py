@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 
-from batchloom.batches.assembly import Ids, MediaSpec, Reader
+from batchloom.batches.assembly import Ids, MediaOptions, Reader
 from batchloom.batches.media.batch_media import BatchMedia, FoundMedium, Processing
 from batchloom.core.errors import PlanError
 from batchloom.media import MediaLimits
@@ -27,8 +27,8 @@ class StoreSource:
     """
 
     remedy = (
-        "batchloom check STORE --gone FILE lists such documents; MediaSpec(replace=FILE), of train --gone FILE, serves "
-        "padding for them."
+        "batchloom check STORE --gone FILE lists such documents; MediaOptions(replace=FILE), of train --gone FILE, "
+        "serves padding for them."
     )
 
     def __init__(self, store: Store) -> None:
@@ -79,7 +79,7 @@ class _Finder:
         return sorted(found, key=lambda one: (one.span, one.medium.start))
 
 
-def media_of_stores(stores: Sequence[Store], spec: MediaSpec) -> BatchMedia:
+def media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
     """What makes the media of batches of stores.
 
     Args:

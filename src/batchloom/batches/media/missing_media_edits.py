@@ -32,8 +32,8 @@ def replacing(plan: Plan, files: Sequence[str]) -> tuple[Plan, Gone]:
         return plan, {}
     if not isinstance(plan, Plan):
         raise PlanError(
-            "MediaSpec.replace is of a plan that can be edited, and this is a stream, or the order of one: prepare the "
-            "data into a store, and leave order out."
+            "MediaOptions.replace is of a plan that can be edited, and this is a stream, or the order of one: prepare "
+            "the data into a store, and leave order out."
         )
     gone = gone_of(plan.stores, files)
     return without_gone(plan, gone, 0), gone

@@ -6,6 +6,7 @@ from .plan_spec import (
     POOL_SIZE as POOL_SIZE,
     Last as Last,
     Overlong as Overlong,
+    PackingOptions as PackingOptions,
     PlanSpec as PlanSpec,
     inside_window as inside_window,
     large_window as large_window,

@@ -1,7 +1,7 @@
 """The settings of a plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -33,7 +33,19 @@ _MOST_SEED = (1 << 128) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSpec:
+class PackingOptions:
+    """The settings of an order that most runs leave as they are; ``PlanSpec`` documents and checks them."""
+
+    last: Last = "fill"
+    pool_size: int = 0
+    block: int = 0
+    lanes: int = 1
+    align: int = 1
+    group_by_length: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSpec(PackingOptions):
     """Everything that fixes an order, besides the lengths of the documents.
 
     Attributes:
@@ -85,12 +97,6 @@ class PlanSpec:
     shuffle: bool = True
     epochs: int | None = None
     steps: int | None = None
-    last: Last = "fill"
-    pool_size: int = 0
-    block: int = 0
-    lanes: int = 1
-    align: int = 1
-    group_by_length: int = 0
 
     def __post_init__(self) -> None:
         problems = set_wholes(self, self.bounds)
@@ -153,7 +159,10 @@ class PlanSpec:
 
     def identity_fields(self) -> dict[str, Any]:
         """Return all fields as plain values, as the identity of an order names them."""
-        return {**to_plain(self), "packing": packing_identity(self.packing)}
+        plain = to_plain(self)
+        # States that were written before list the options behind the others.
+        options = {field.name: plain.pop(field.name) for field in fields(PackingOptions)}
+        return {**plain, **options, "packing": packing_identity(self.packing)}
 
     def with_pools_for(self, sources: int) -> "PlanSpec":
         """The same with the size of its pools chosen, for so many sources."""

@@ -351,5 +351,5 @@ def _folders_in(store: Store, name: str) -> dict[str, str]:
         why = str(error)
     raise StoreError(
         f"{report} cannot be read: {why}; it says where paths of images and audio begin. Restore it, or give "
-        "Loader(media=MediaSpec(folder=...))."
+        "Loader(media=MediaOptions(folder=...))."
     )

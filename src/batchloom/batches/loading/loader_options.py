@@ -1,0 +1,127 @@
+"""The settings of a loader's order: the group of options, and all of them as they were given."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from batchloom.batches.assembly import BatchOptions
+from batchloom.core.errors import SettingsError
+from batchloom.core.settings import raise_problems, shown
+from batchloom.plan import PlanSpec
+from batchloom.plan.packing import GROUPED, Overlong, PackingOptions
+
+Order = Literal["pools", "lanes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions(PackingOptions):
+    """The settings of a ``Loader``'s order that most runs leave as they are; checked by it, with its others.
+
+    Attributes:
+        last: ``fill`` a last step that the data does not fill with rows that carry no loss, or ``drop`` it.
+        pool_size: documents packed together; 0 chooses.
+        block: neighbouring documents that are permuted as one; 0 chooses by the number of documents.
+        lanes: number of parallel read streams that the pools are dealt to; 1 deals nothing.
+        align: every document begins at a multiple of so many tokens of its sequence; 1 for none.
+        group_by_length: steps of a window whose rows are dealt to its steps by length; True is 50 steps, 0 none.
+        order: ``pools``; or ``lanes``: over a store that a stream kept, the order of the stream, with its settings.
+    """
+
+    order: Order = "pools"
+
+
+DEFAULT_PLAN_OPTIONS = PlanOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """The settings of an order as a ``Loader`` was given them; None is left open."""
+
+    seq_len: int | None
+    global_batch_size: int | None
+    packing: str
+    overlong: Overlong | None
+    seed: int
+    shuffle: bool
+    epochs: int | None
+    steps: int | None
+    options: PlanOptions
+
+    def given(self) -> list[str]:
+        """Return the names of the settings that differ from their defaults."""
+        names = [
+            name
+            for name in ("packing", "overlong", "seed", "shuffle", "epochs", "steps")
+            if getattr(self, name) != getattr(_DEFAULTS, name)
+        ]
+        names += [
+            field.name
+            for field in fields(self.options)
+            if getattr(self.options, field.name) != field.default
+        ]
+        sizes = ("seq_len", "global_batch_size")
+        return names + [name for name in sizes if getattr(self, name) is not None]
+
+    def spec(self, overlong: Overlong) -> PlanSpec:
+        """Return the settings of the plan, all of them checked.
+
+        Args:
+            overlong: what becomes of long documents where nobody says.
+
+        Raises:
+            SettingsError: sizes that are missing, or settings that are none.
+        """
+        if self.seq_len is None or self.global_batch_size is None:
+            sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
+            raise SettingsError(
+                [
+                    f"{name}: missing; a whole number of at least 1"
+                    for name, size in sizes.items()
+                    if size is None
+                ]
+            )
+        options, grouped = self.options, self.options.group_by_length
+        return PlanSpec(
+            seq_len=self.seq_len,
+            global_batch_size=self.global_batch_size,
+            packing=self.packing,
+            overlong=overlong if self.overlong is None else self.overlong,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            epochs=self.epochs,
+            steps=self.steps,
+            last=options.last,
+            pool_size=options.pool_size,
+            block=options.block,
+            lanes=options.lanes,
+            align=options.align,
+            group_by_length=(GROUPED if grouped else 0) if isinstance(grouped, bool) else grouped,
+        )
+
+
+_DEFAULTS = PlanRequest(
+    seq_len=None,
+    global_batch_size=None,
+    packing="best_fit",
+    overlong=None,
+    seed=0,
+    shuffle=True,
+    epochs=None,
+    steps=None,
+    options=DEFAULT_PLAN_OPTIONS,
+)
+
+
+def refuse_other_types(plan: object, batch: object) -> None:
+    """Refuse what is given in place of the groups of options.
+
+    Raises:
+        SettingsError: they are something else; names what would do.
+    """
+    problems = []
+    if not isinstance(plan, PlanOptions):
+        problems.append(f"plan: {shown(plan)} is no PlanOptions; give PlanOptions(last='drop')")
+    if not isinstance(batch, BatchOptions):
+        problems.append(
+            f"batch: {shown(batch)} is no BatchOptions; give BatchOptions(uneven='pad')"
+        )
+    raise_problems(problems)
