@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError, StoreError
-from batchloom.batches import BatchOptions, PlanOptions, find_world
+from batchloom.batches import BatchOptions, BatchSpec, PlanOptions, find_world
 from batchloom.batches.loading import left_out as left_out_module, pool_tables as tables_module
 from batchloom.batches.producer_thread import Ahead
 from batchloom.testing import write_store
@@ -244,6 +244,8 @@ def test_what_is_no_group_is_refused(store):
         "plan: {'last': 'drop'} is no PlanOptions; give PlanOptions(last='drop')",
         "batch: None is no BatchOptions; give BatchOptions(uneven='pad')",
     )
+    with pytest.raises(SettingsError, match=r"batch: BatchSpec\(.* is no BatchOptions"):
+        make(store, batch=BatchSpec(labels="shifted"))
     with pytest.raises(SettingsError, match=r"media: 4 is no MediaOptions"):
         make(store, media=4)
 

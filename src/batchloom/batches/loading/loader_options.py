@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from batchloom.batches.assembly import BatchOptions
+from batchloom.batches.assembly import BatchOptions, BatchSpec
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import raise_problems, shown
 from batchloom.plan import PlanSpec
@@ -120,7 +120,8 @@ def refuse_other_types(plan: object, batch: object) -> None:
     problems = []
     if not isinstance(plan, PlanOptions):
         problems.append(f"plan: {shown(plan)} is no PlanOptions; give PlanOptions(last='drop')")
-    if not isinstance(batch, BatchOptions):
+    # A BatchSpec has all settings of batches, of which only these would count.
+    if not isinstance(batch, BatchOptions) or isinstance(batch, BatchSpec):
         problems.append(
             f"batch: {shown(batch)} is no BatchOptions; give BatchOptions(uneven='pad')"
         )
