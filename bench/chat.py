@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from batchloom.chat.templates.template_choice import built_in
+from batchloom.chat.templates.template_choice import read_built_in
 from batchloom.core.conversation import Conversation
 from batchloom.preparation import ChatEncoder, encode_conversations
 from batchloom.preparation.documents.conversation_encoder import ChatRules
@@ -131,7 +131,7 @@ def main() -> None:
         folder = options.tokenizer or gpt2_folder(work / "gpt2")
         tokenizer = resolve_tokenizer(str(folder))
         chatml = ChatEncoder(tokenizer, "chatml")
-        compare(chatml, built_in("chatml"), conversations)
+        compare(chatml, read_built_in("chatml"), conversations)
         if tokenizer.chat.templates:
             own = ChatEncoder(tokenizer)
             compare(own, tokenizer.chat.templates["default"], conversations)

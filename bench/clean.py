@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from batchloom.text import STEPS, Cleaner, CleanStep
-from batchloom.text.cleaner import utf8_length
+from batchloom.text import KNOWN_STEPS, CleanStep, TextCleaner
+from batchloom.text.cleaner import compute_utf8_length
 
 _LONGEST = 1 << 20
 
@@ -55,7 +55,7 @@ def pieces(texts: list[str], length: int = 2000) -> list[str]:
 
 def speed(steps: list[CleanStep], texts: list[str]) -> tuple[float, int, int]:
     """MB/s, the best of three; documents changed and dropped."""
-    cleaner, size, best = Cleaner(steps), sum(map(utf8_length, texts)), float("inf")
+    cleaner, size, best = TextCleaner(steps), sum(map(compute_utf8_length, texts)), float("inf")
     for _ in range(3):
         start = time.process_time()
         done = cleaner.clean(texts)
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=25)
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--pages", type=Path)
-    parser.add_argument("--only", nargs="*", default=list(STEPS))
+    parser.add_argument("--only", nargs="*", default=list(KNOWN_STEPS))
     asked = parser.parse_args()
     paths = sysconfig.get_paths()
     python = {*Path(paths["stdlib"]).rglob("*.py"), *Path(paths["purelib"]).rglob("*.py")}
@@ -80,7 +80,7 @@ def main() -> None:
     if asked.pages:
         corpora["pages"] = texts_of(asked.pages.rglob("*.html"), asked.mb)
     for name, texts in corpora.items():
-        size = sum(map(utf8_length, texts)) / 1e6
+        size = sum(map(compute_utf8_length, texts)) / 1e6
         print(
             f"{name}: {len(texts):,} documents, {size:.1f} MB; no step {speed([], texts)[0]:,.0f} MB/s"
         )

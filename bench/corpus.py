@@ -5,31 +5,31 @@ from pathlib import Path
 
 import numpy as np
 
-from batchloom.core.fingerprint import canonical
+from batchloom.core.fingerprint import encode_canonical
 from batchloom.store import (
     MANIFEST_NAME,
     Manifest,
     PartEntry,
     ShardEntry,
-    block_sums,
-    manifest_bytes,
+    compute_block_checksums,
+    encode_manifest,
     write_file,
 )
 from batchloom.store.format import (
     FORMAT_VERSION,
     HEADER,
-    PLAIN,
+    PLAIN_ENTRY_BYTES,
     TOKENIZER_NAME,
-    Counts,
-    Origins,
+    ProvenanceTable,
     SourceEntry,
+    StoreCounts,
     SubsetEntry,
-    checksum,
-    entries_of,
-    index_bytes,
-    seal,
-    shard_name,
-    tokenizer_entry,
+    compute_checksum,
+    count_entries,
+    encode_index,
+    format_shard_name,
+    make_tokenizer_entry,
+    seal_manifest,
 )
 from batchloom.store.format.block_checksums import BLOCK, MAGIC
 from batchloom.store.write import LengthsWriter, ShardWriter
@@ -61,20 +61,20 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
         base = ends[start - 1] if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, base + SHARD_TOKENS, side="right")))
         entries.append(
-            _shard(train / shard_name(len(entries)), all_lengths[start:stop], sparse, seed)
+            _shard(train / format_shard_name(len(entries)), all_lengths[start:stop], sparse, seed)
         )
         start = stop
     tokenizer = resolve_tokenizer("gpt2")
-    write_file(folder / TOKENIZER_NAME, canonical(tokenizer.state()))
+    write_file(folder / TOKENIZER_NAME, encode_canonical(tokenizer.state()))
     tokens = int(ends[-1])
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         generation=1,
         dtype="uint16",
-        tokenizer=tokenizer_entry(tokenizer),
+        tokenizer=make_tokenizer_entry(tokenizer),
         recipe={},
         recipe_fingerprint="",
-        counts=Counts(documents, documents, tokens, 0, {}),
+        counts=StoreCounts(documents, documents, tokens, 0, {}),
         subsets={"train": SubsetEntry(documents, tokens, stated, tuple(entries), sums=sums)},
         subset_overrides={},
         sources=(
@@ -91,19 +91,22 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
             ),
         ),
     )
-    write_file(folder / MANIFEST_NAME, manifest_bytes(seal(manifest)))
+    write_file(folder / MANIFEST_NAME, encode_manifest(seal_manifest(manifest)))
     return folder
 
 
 def _zero_sums(stem: Path, size: int) -> str:
     """Write the .sums of a .bin of zeros without reading it; the checksum of its head."""
-    entries = np.full(entries_of(size), block_sums(bytes(BLOCK))[0])
+    entries = np.full(count_entries(size), compute_block_checksums(bytes(BLOCK))[0])
     if size % BLOCK:
-        entries[-1] = block_sums(bytes(size % BLOCK))[0]
-    head = HEADER.pack(MAGIC, 1, len(entries), PLAIN) + block_sums(entries.data).tobytes()
+        entries[-1] = compute_block_checksums(bytes(size % BLOCK))[0]
+    head = (
+        HEADER.pack(MAGIC, 1, len(entries), PLAIN_ENTRY_BYTES)
+        + compute_block_checksums(entries.data).tobytes()
+    )
     head += bytes(-len(head) % BLOCK)
     write_file(stem.with_suffix(".sums"), head + entries.tobytes())
-    return checksum(head)
+    return compute_checksum(head)
 
 
 def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> ShardEntry:
@@ -112,7 +115,7 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
         bin_path = stem.with_suffix(".bin")
         with bin_path.open("wb") as file:
             file.truncate(2 * tokens)
-        write_file(stem.with_suffix(".idx"), index_bytes(shard_lengths, np.dtype("<u2")))
+        write_file(stem.with_suffix(".idx"), encode_index(shard_lengths, np.dtype("<u2")))
         named = f"{int(stem.name[-5:]) + 1:032x}"
         return ShardEntry(
             stem.name, count, tokens, 2 * tokens, f"1{named[1:]}", "0" * 32, f"2{named[1:]}",
@@ -127,5 +130,7 @@ def _shard(stem: Path, shard_lengths: np.ndarray, sparse: bool, seed: int) -> Sh
         writer.append((rng.random(size, dtype=np.float32) ** 3 * VOCABULARY).astype("<u2"))
         left -= size
     numbers = np.arange(count, dtype=np.uint64)
-    origins = Origins(np.stack([numbers, numbers], 1), numbers, numbers, np.zeros(count, np.uint32))
+    origins = ProvenanceTable(
+        np.stack([numbers, numbers], 1), numbers, numbers, np.zeros(count, np.uint32)
+    )
     return writer.finish(shard_lengths, origins)

@@ -19,8 +19,8 @@ EXACT = """
 import sys, time
 import numpy as np
 from pathlib import Path
-from batchloom.preparation.dedup.duplicate_search import find, gather
-from batchloom.preparation.dedup.sorted_keys import partitions_of, write_keys
+from batchloom.preparation.dedup.duplicate_search import search_duplicates, read_unit_duplicates
+from batchloom.preparation.dedup.sorted_keys import count_partitions, write_keys
 folder, total, unit = Path(sys.argv[1]), int(sys.argv[2]), 1_000_000
 draw, files, last, spent = np.random.default_rng(0), [], None, 0.0
 for number in range(-(-total // unit)):
@@ -33,14 +33,14 @@ for number in range(-(-total // unit)):
     begin = time.process_time()
     write_keys(files[-1], hashes, numbers, numbers)
     spent += time.process_time() - begin
-partitions, drops, found = partitions_of(total), [], 0
+partitions, drops, found = count_partitions(total), [], 0
 begin = time.process_time()
 for partition in range(partitions):
     drops.append(folder / f"{partition}.drops")
-    found += find(files, (partition, partitions), 0, drops[-1])
+    found += search_duplicates(files, (partition, partitions), 0, drops[-1])
 finding = time.process_time() - begin
 begin = time.process_time()
-assert found == sum(len(gather(drops, number)) for number in range(len(files)))
+assert found == sum(len(read_unit_duplicates(drops, number)) for number in range(len(files)))
 gathering = time.process_time() - begin
 peak = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) // 1024
 print(f"exact: {total / 1e6:,.0f} M keys, {found:,} repeated, peak {peak} MiB; M keys/s: written "
@@ -62,11 +62,11 @@ NEAR = (
 import numpy as np
 from pathlib import Path
 import fastokens
-from batchloom.preparation.dedup.connected_components import components
-from batchloom.preparation.dedup.duplicate_search import find, gather
-from batchloom.preparation.dedup.sorted_keys import BAND_KEY, count_keys, partitions_of
-from batchloom.preparation.dedup.minhash import band_keys
-from batchloom.preparation.dedup.near_duplicates import read_bands, write_band_keys
+from batchloom.preparation.dedup.connected_components import find_components
+from batchloom.preparation.dedup.duplicate_search import search_duplicates, read_unit_duplicates
+from batchloom.preparation.dedup.sorted_keys import SIGNATURE_KEY, count_keys, count_partitions
+from batchloom.preparation.dedup.minhash import compute_signatures
+from batchloom.preparation.dedup.near_duplicates import map_signatures, write_signature_keys
 from batchloom.tokens import resolve_tokenizer
 tokenizer = fastokens.Tokenizer.from_json_str(json.dumps(resolve_tokenizer("gpt2").state()["tokenizer"]))
 tokenizer.encode_batch_flat(texts[:100], add_special_tokens=False, split_special_tokens=True)
@@ -81,17 +81,17 @@ for start in range(0, len(texts), 1000):
     ids, lengths = np.frombuffer(ids, "<u4"), np.diff(np.frombuffer(bounds, "<i8")).astype(np.uint32)
     tokens += len(ids)
     lap("tokenize")
-    pieces.append(band_keys(ids, lengths, bands=14, rows=8, shingle=5))
+    pieces.append(compute_signatures(ids, lengths, bands=14, rows=8, shingle=5))
     lap("minhash")
 np.concatenate(pieces).tofile(folder / "0.bands")
-write_band_keys(folder / "0.keys", read_bands(folder / "0.bands", 14), np.zeros(len(texts), np.uint32))
+write_signature_keys(folder / "0.keys", map_signatures(folder / "0.bands", 14), np.zeros(len(texts), np.uint32))
 lap("keys")
-partitions, links = partitions_of(count_keys([folder / "0.keys"], BAND_KEY)), []
+partitions, links = count_partitions(count_keys([folder / "0.keys"], SIGNATURE_KEY)), []
 for partition in range(partitions):
     links.append(folder / f"{partition}.links")
-    find([folder / "0.keys"], (partition, partitions), 0, links[-1], BAND_KEY)
+    search_duplicates([folder / "0.keys"], (partition, partitions), 0, links[-1], SIGNATURE_KEY)
 lap("search")
-gone = len(gather(components(links, folder / "scratch", folder), 0))
+gone = len(read_unit_duplicates(find_components(links, folder / "scratch", folder), 0))
 lap("group")
 whole = sum(spent.values())
 print(f"near: {len(texts):,} documents of {size / len(texts):,.0f} bytes and {tokens / len(texts):.0f} tokens, {gone:,} go; "
@@ -104,21 +104,21 @@ LINES = (
     TEXTS
     + """
 from pathlib import Path
-from batchloom.preparation.dedup.duplicate_search import find
-from batchloom.preparation.dedup.sorted_keys import key_file
-from batchloom.preparation.dedup.line_dedup import Removal, piece_keys
+from batchloom.preparation.dedup.duplicate_search import search_duplicates
+from batchloom.preparation.dedup.sorted_keys import open_key_writer
+from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
 folder = Path(folder)
 batches = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
 for pieces in ("lines", "paragraphs"):
     number, times = 0, [time.process_time()]
-    with key_file(folder / "keys") as add:
+    with open_key_writer(folder / "keys") as add:
         for batch in batches:
-            records, number = piece_keys(batch, [0] * len(batch), number, pieces)
+            records, number = hash_segments(batch, [0] * len(batch), number, pieces)
             add(records)
     times.append(time.process_time())
-    found = find([folder / "keys"], (0, 1), 0, folder / "drops")
+    found = search_duplicates([folder / "keys"], (0, 1), 0, folder / "drops")
     times.append(time.process_time())
-    removal = Removal([folder / "drops"], 0, pieces)
+    removal = LineDeduplicator([folder / "drops"], 0, pieces)
     gone = sum(text is None for batch in batches for text in removal(batch))
     times.append(time.process_time())
     speeds = [size / 1e6 / (stop - start) for start, stop in [*zip(times, times[1:]), (times[0], times[-1])]]
@@ -130,7 +130,7 @@ for pieces in ("lines", "paragraphs"):
 PEERS = """
 import time
 import numpy as np
-from batchloom.preparation.dedup.minhash import band_keys
+from batchloom.preparation.dedup.minhash import compute_signatures
 count, size = 4000, 500
 ids = np.random.default_rng(0).integers(0, 50_000, count * size).astype(np.uint16)
 lengths = np.full(count, size, np.uint32)
@@ -141,7 +141,7 @@ def speed(action):
     action()
     return count / (time.process_time() - begin)
 print(f"minhash of {size} tokens, 112 hashes, documents/s: ours from ids "
-      f"{speed(lambda: band_keys(ids, lengths, bands=14, rows=8, shingle=5)):,.0f}")
+      f"{speed(lambda: compute_signatures(ids, lengths, bands=14, rows=8, shingle=5)):,.0f}")
 import rensa
 starts = np.arange(count + 1, dtype=np.uint64) * np.uint64(size)
 call = rensa.RMinHash.digest_matrix_from_flat_token_hashes

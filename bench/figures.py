@@ -33,7 +33,7 @@ def small(store) -> str:
     for step in range(TURNS):
         taken["batch"].append(timed(lambda: next(batches)))
         taken["step"].append(timed(lambda step=step: meter.step(step)))
-        taken["figures"].append(timed(meter.figures))
+        taken["figures"].append(timed(meter.metrics))
     batch, step, figures = (float(np.median(taken[name])) for name in taken)
     return (
         f"2048 x 32: a batch {batch * 1e3:.2f} ms, step() {step / batch:.4f} of it, figures() {figures / batch:.3f} of it "
@@ -52,11 +52,11 @@ def large(store, *, balance: bool) -> str:
     # What is told of one step twice in a row is one step.
     for number in range(9):
         meter.step(number % 2)
-        one.append(timed(meter.figures))
+        one.append(timed(meter.metrics))
     for _ in range(3):
         for number in range(1000):
             meter.step(number % 2)
-        many.append(timed(meter.figures))
+        many.append(timed(meter.metrics))
     return (
         f"1,024 ranks x 16 rows, balance={balance}: figures() of a step {np.median(one) * 1e3:.1f} ms, after 1,000 "
         f"steps {np.median(many) * 1e3:.1f} ms"

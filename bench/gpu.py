@@ -32,8 +32,8 @@ import torch
 
 import batchloom
 from batchloom.train import GPT, ModelSettings
-from batchloom.train.loop import precision
-from batchloom.train.model import padded_vocabulary, parameter_count, parameter_groups
+from batchloom.train.loop import make_autocast
+from batchloom.train.model import estimate_parameter_count, make_parameter_groups, pad_vocabulary
 from corpus import VOCABULARY, make_store
 
 DEVICE = torch.device("cuda")
@@ -50,15 +50,15 @@ class Trainee:
     """A model and its optimizer, as the trainer makes them."""
 
     def __init__(self, settings: ModelSettings, compiled: bool) -> None:
-        vocabulary = padded_vocabulary(VOCABULARY)
-        self.parameters = parameter_count(settings, vocabulary)
+        vocabulary = pad_vocabulary(VOCABULARY)
+        self.parameters = estimate_parameter_count(settings, vocabulary)
         self.model = GPT(settings, vocabulary).to(DEVICE)
         self.learner = torch.compile(self.model) if compiled else self.model
-        groups = parameter_groups(self.model, 0.1)
+        groups = make_parameter_groups(self.model, 0.1)
         self.optimizer = torch.optim.AdamW(groups, 1e-4, (0.9, 0.95), fused=True)
 
     def step(self, batch, reads: bool) -> None:
-        with precision(DEVICE):
+        with make_autocast(DEVICE):
             loss = self.learner(**{name: batch[name] for name in NAMES}) / batch["labels"].numel()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

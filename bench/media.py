@@ -26,7 +26,7 @@ from PIL import Image, ImageFilter
 import batchloom
 from batchloom.batches import MediaOptions
 from batchloom.core.medium import Medium
-from batchloom.media import Looker, MediaLimits, Places, Sampling
+from batchloom.media import FrameSampling, MediaInspector, MediaLimits, MediaResolver
 
 SIZES = ((640, 480), (480, 640), (1024, 768), (320, 240), (800, 600))
 TURNS = 5
@@ -94,7 +94,9 @@ def seconds(work: Callable[[], object]) -> float:
 
 def look_at(folder: Path, names: list[str]) -> str:
     """Looking at every image as preparation does, and Pillow's opening alone."""
-    look = Looker(Places(str(folder), MediaLimits()), ["image"], Sampling(), held=False)
+    look = MediaInspector(
+        MediaResolver(str(folder), MediaLimits()), ["image"], FrameSampling(), held=False
+    )
 
     def ours() -> None:
         for name in names:

@@ -15,19 +15,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batchloom.text import Drop
+from batchloom.text import DroppedText
 from batchloom.text.decontamination import build_index
-from batchloom.text.decontamination.overlap import against
+from batchloom.text.decontamination.overlap import make_step_with_index
 from batchloom.text.quality import c4, fineweb, gopher, repetition
-from batchloom.text.quality.word_statistics import measured
-from batchloom.text.steps import Clean
+from batchloom.text.quality.word_statistics import compute_word_statistics
+from batchloom.text.steps import CleanFunction
 
 MOST = 20_000
-STEPS: dict[str, Clean] = {
-    "c4": c4.make(c4.C4()),
-    "gopher": gopher.make(gopher.Gopher()),
-    "repetition": repetition.make(repetition.Repetition()),
-    "fineweb": fineweb.make(fineweb.FineWeb()),
+STEPS: dict[str, CleanFunction] = {
+    "c4": c4.make_c4_step(c4.C4()),
+    "gopher": gopher.make_gopher_step(gopher.Gopher()),
+    "repetition": repetition.make_repetition_step(repetition.Repetition()),
+    "fineweb": fineweb.make_fineweb_step(fineweb.FineWeb()),
 }
 PEERS = {
     "c4": "C4QualityFilter",
@@ -66,20 +66,20 @@ def speed(run: Callable[[str], object], texts: Sequence[str], forget: Callable[[
     return best
 
 
-def every(text: str) -> str | Drop:
+def every(text: str) -> str | DroppedText:
     """All four steps in a row, whatever one of them says."""
     for step in STEPS.values():
         step(text)
     return text
 
 
-def contamination(texts: Sequence[str]) -> Clean:
+def contamination(texts: Sequence[str]) -> CleanFunction:
     """A step with about a million n-grams, of which these texts hold few."""
     half = texts[: len(texts) // 2]
     records = [
         (f"{text[at : at + 600][::-1]}",) for text in half for at in range(0, len(text), 600)
     ]
-    return against(build_index({"reversed": records}))
+    return make_step_with_index(build_index({"reversed": records}))
 
 
 def main() -> None:
@@ -104,10 +104,10 @@ def main() -> None:
                 split_into_parts.cache_clear,
             )
     for name, step in STEPS.items():
-        ours = speed(step, texts, measured.cache_clear)
+        ours = speed(step, texts, compute_word_statistics.cache_clear)
         beside = f"   datatrove {theirs[name]:6.2f}   {ours / theirs[name]:5.1f}x" if theirs else ""
         print(f"{name:14} {ours:7.1f}{beside}")
-    print(f"{'the four':14} {speed(every, texts, measured.cache_clear):7.1f}")
+    print(f"{'the four':14} {speed(every, texts, compute_word_statistics.cache_clear):7.1f}")
     step = contamination(texts)
     print(f"{'decontaminate':14} {speed(step, texts, lambda: None):7.1f}")
 

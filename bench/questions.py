@@ -26,8 +26,8 @@ import numpy as np
 
 import batchloom
 from batchloom import Loader, Mixture, Plan, PlanSpec, open_store
-from batchloom.analysis import forecast
-from batchloom.plan import assumed_from
+from batchloom.analysis import forecast_plan
+from batchloom.plan import parse_assumed_stores
 from batchloom.store import StoreLengths, map_file
 from corpus import lengths, make_store
 
@@ -184,9 +184,9 @@ def main() -> None:
 
 
 def _assumed() -> None:
-    stores = assumed_from("web=10T tokens/8B documents, code=5T tokens/4B documents")
+    stores = parse_assumed_stores("web=10T tokens/8B documents, code=5T tokens/4B documents")
     mixture = Mixture({"web": 0.6, "code": 0.4}, stores=stores, exhausted="stop")
-    forecast(Plan(mixture, PlanSpec(seq_len=2048, global_batch_size=512)))
+    forecast_plan(Plan(mixture, PlanSpec(seq_len=2048, global_batch_size=512)))
 
 
 if __name__ == "__main__":

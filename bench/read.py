@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchloom.preparation.units import UNIT_BYTES
-from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, parts_of
+from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, split_source
 
 _CHUNK = 1 << 20
 
@@ -34,7 +34,7 @@ def ours(path: Path, field: str | None) -> int:
     rules, seen = ReadRules(field), 0
     bounds = RecordBounds(rules)
     for source in list_sources([str(path)]).sources:
-        for part in parts_of(source, rules, UNIT_BYTES):
+        for part in split_source(source, rules, UNIT_BYTES):
             with PartReader(part, rules, bounds) as reader:
                 for found in reader:
                     seen += len(found.values)

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from batchloom import Loader, Plan, PlanSpec
-from batchloom.batches import BatchOptions, RowCosts, rank_rows
-from batchloom.batches.loading.rank_share import Share, measured
+from batchloom.batches import BatchOptions, RowCosts, select_rank_rows
+from batchloom.batches.loading.rank_share import RankShare, measure_imbalance
 from batchloom.plan import Mesh
-from batchloom.plan.order import Place
+from batchloom.plan.order import RankPlacement
 from batchloom.testing import write_store
 from corpus import lengths
 
@@ -31,16 +31,16 @@ def source(sizes: np.ndarray) -> SimpleNamespace:
 def dealing(seq_len: int, ranks: int, rows: int, documents: np.ndarray) -> str:
     """Milliseconds that dealing adds to a step, and the imbalance without and with it."""
     spec = PlanSpec(seq_len=seq_len, global_batch_size=ranks * rows, steps=STEPS)
-    share, taken, costs = Share(Place(0, ranks), rows, 1), {}, RowCosts()
+    share, taken, costs = RankShare(RankPlacement(0, ranks), rows, 1), {}, RowCosts()
     for balance in (False, True):
         plan = Plan(source(documents), spec)
         plan.rows(0, STEPS * ranks * rows)
         begin = time.perf_counter()
         for step in range(STEPS):
             plan.rows(step * ranks * rows, (step + 1) * ranks * rows)
-            rank_rows(plan, step, share, costs if balance else None)
+            select_rank_rows(plan, step, share, costs if balance else None)
         taken[balance] = (time.perf_counter() - begin) / STEPS * 1e3
-    found = [measured(plan, step, share, costs, balance=True) for step in range(STEPS)]
+    found = [measure_imbalance(plan, step, share, costs, balance=True) for step in range(STEPS)]
     plain, dealt = (np.mean([getattr(f, n) for f in found]) for n in ("in_order", "dealt"))
     return (
         f"balance {seq_len:6}: {ranks:5} ranks x {rows:3} rows, {plain:.3f} in order, {dealt:.3f} dealt, "

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from batchloom.batches import BatchSpec, rank_rows, share_of
-from batchloom.core.keyed_hashing import keyed_hashes
-from batchloom.plan import Edit, Mixture, Plan, PlanSpec, seen, with_journal
+from batchloom.batches import BatchSpec, make_rank_share, select_rank_rows
+from batchloom.core.keyed_hashing import hash_indices
+from batchloom.plan import Edit, Mixture, Plan, PlanSpec, find_document_positions, with_journal
 
 if TYPE_CHECKING:
     from batchloom.plan.packing import Rows
@@ -112,7 +112,7 @@ class Drawn:
         self.size, self.key = size, key
 
     def take(self, documents: np.ndarray) -> np.ndarray:
-        return self.table[(keyed_hashes(documents, (self.key, 1)) >> np.uint64(48)).astype(int)]
+        return self.table[(hash_indices(documents, (self.key, 1)) >> np.uint64(48)).astype(int)]
 
     def tokens(self) -> int:
         return int(self.size * self.table.mean())
@@ -128,7 +128,7 @@ class Even:
 
     def take(self, documents: np.ndarray) -> np.ndarray:
         blocks, inside = np.divmod(documents, BLOCK)
-        turn = (keyed_hashes(blocks, (self.key, 2)) >> np.uint64(32)).astype(np.int64)
+        turn = (hash_indices(blocks, (self.key, 2)) >> np.uint64(32)).astype(np.int64)
         return self.table[(inside * (2 * (turn & 31) + 1) + (turn >> 5)) % BLOCK]
 
     def tokens(self) -> int:
@@ -170,14 +170,14 @@ def adopt(plan: Plan, era: int) -> None:
     """The table of sources whose pools all pack alike."""
     for number in range(len(plan.names)):
         order = plan.orders.order(number, era)
-        if not order.counted:
+        if not order.is_counted:
             one = order.pools.count_sequences(0)
             order.adopt(np.full(order.pools.count, one))
 
 
 def ranks_rows(plan: Plan, step: int, rank: int, world: int) -> tuple:
     of = BatchSpec(rank=rank, world_size=world, uneven="pad")
-    return rank_rows(plan, step, share_of(plan.spec_at(step), of))
+    return select_rank_rows(plan, step, make_rank_share(plan.spec_at(step), of))
 
 
 class Clock:
@@ -291,7 +291,7 @@ def far(size: Size, clock: Clock) -> None:
         number = int(draw.integers(0, size.sources))
         document = int(draw.integers(0, plan.stores[plan.names[number]].lengths.size))
         begin = time.process_time()
-        found = seen(plan, number, document, plan.steps)
+        found = find_document_positions(plan, number, document, plan.steps)
         sightings.append(time.process_time() - begin)
         whole += covered(plan, number, document, found)
     print(

@@ -3,11 +3,11 @@
 import sys
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 
 if __name__ == "__main__":
     path = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if (code := run(["check", path, *sys.argv[2:]])) or path.startswith("-"):
+    if (code := run_command_line(["check", path, *sys.argv[2:]])) or path.startswith("-"):
         sys.exit(code)
     try:
         store = batchloom.open_store(path)

@@ -129,4 +129,4 @@ def _forget_s3_clients():
         s3fs.S3FileSystem.clear_instance_cache()
     if reach := sys.modules.get("batchloom.remote.client"):
         # A test may have put another function in its place.
-        getattr(reach._options, "cache_clear", lambda: None)()
+        getattr(reach._make_storage_options, "cache_clear", lambda: None)()

@@ -12,7 +12,7 @@ import warnings
 from itertools import groupby
 from pathlib import Path
 
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 
 
 def runs_here(line: str) -> bool:
@@ -31,7 +31,7 @@ def run_shell(text: str) -> None:
     for here, lines in groupby(text.splitlines(keepends=True), lambda line: runs_here(line[:-1])):
         if here:
             for line in lines:
-                code = run(shlex.split(line)[1:])
+                code = run_command_line(shlex.split(line)[1:])
                 assert code == 0, line
         else:
             subprocess.run(["bash", "-euo", "pipefail", "-c", "".join(lines)], check=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import batchloom
-from batchloom.plan import assumed_from
+from batchloom.plan import parse_assumed_stores
 
 SOURCE = Path(batchloom.__file__).parent
 
@@ -222,7 +222,7 @@ def test_modules_of_a_package_import_each_other_one_way(package):
 def test_plan_has_few_public_names():
     """Members that few callers need belong to ``Plan.orders``."""
     plan = batchloom.Plan(
-        assumed_from("9M tokens, 1K documents")["data"],
+        parse_assumed_stores("9M tokens, 1K documents")["data"],
         batchloom.PlanSpec(seq_len=4, global_batch_size=1),
     )
     public = sorted(name for name in dir(plan) if not name.startswith("_"))
@@ -245,6 +245,17 @@ def test_folders_stay_small():
 
 def package_folders() -> list[tuple[str, Path]]:
     return [(package_path(path), path.parent) for path in SOURCE.rglob("__init__.py")]
+
+
+def test_class_names_are_unique():
+    """Private ones too, without their underscore: a name means one thing."""
+    names = Counter(
+        node.name.strip("_")
+        for path in MODULES
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_module_names_are_unique():
@@ -439,7 +450,7 @@ def users_of(module: str, *names: str) -> set[str]:
 def test_one_module_makes_tokens_up():
     assert {str(p.relative_to(SOURCE)) for p in MODULES if drawing(p)} == DRAW
     assert users_of("batchloom.core.keyed_hashing") == MAKE_UP | HASH | CHANGE
-    assert users_of("batchloom.core.synthetic_data", "Synthetic") == READ_MADE_UP
+    assert users_of("batchloom.core.synthetic_data", "SyntheticDocuments") == READ_MADE_UP
 
 
 @pytest.mark.parametrize(

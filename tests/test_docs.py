@@ -12,8 +12,8 @@ import yaml
 
 import batchloom
 import batchloom.compat
-from batchloom.preparation import steps_of
-from batchloom.text import clean_problems
+from batchloom.preparation import parse_clean_steps
+from batchloom.text import find_clean_problems
 from processes import run_module
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ def test_steps_of_cleaning_are_written_as_recipes_read_them():
     shown = [text for page in PAGES for language, text in blocks(page) if language == "yaml"]
     steps = [found["clean"] for found in map(yaml.safe_load, shown) if "clean" in found]
     assert steps
-    assert [clean_problems(steps_of(one)) for one in steps] == [[] for _ in steps]
+    assert [find_clean_problems(parse_clean_steps(one)) for one in steps] == [[] for _ in steps]
 
 
 def test_links_between_pages_lead_somewhere():

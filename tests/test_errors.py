@@ -5,18 +5,18 @@ import pickle
 
 import pytest
 
-from batchloom.core.errors import RecordError, record_error
+from batchloom.core.errors import RecordError, make_record_error
 
 
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
         (
-            record_error("d.jsonl", 5, 17, "not valid JSON: unexpected end"),
+            make_record_error("d.jsonl", 5, 17, "not valid JSON: unexpected end"),
             "Invalid JSON on line 5 in d.jsonl, column 17: unexpected end",
         ),
-        (record_error("d.parquet", None, None, "null", 3), "d.parquet, row 3: null"),
-        (record_error("d.csv", 7, None, "ragged", 3), "d.csv, line 7: ragged"),
+        (make_record_error("d.parquet", None, None, "null", 3), "d.parquet, row 3: null"),
+        (make_record_error("d.csv", 7, None, "ragged", 3), "d.csv, line 7: ragged"),
     ],
 )
 def test_a_record_error_says_where(error, sentence):

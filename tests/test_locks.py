@@ -10,9 +10,9 @@ import pytest
 
 from batchloom import OutputError
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.locks import lock_alone
+from batchloom.core.locks import lock_exclusively
 from batchloom.preparation import WorkFolder
-from batchloom.store import AsideFile, changing, export_store
+from batchloom.store import AtomicFile, export_store, lock_store
 from batchloom.testing import write_store
 
 _HOOKS = []
@@ -37,7 +37,7 @@ def opened(path):
 
 
 def lock(descriptor, path, **more):
-    lock_alone(descriptor, path, busy=lambda: "busy", ended="ended", **more)
+    lock_exclusively(descriptor, path, busy=lambda: "busy", ended="ended", **more)
 
 
 def test_one_at_a_time_and_only_what_has_its_name(tmp_path):
@@ -72,7 +72,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 def test_what_another_run_finished_meanwhile_is_not_emptied(tmp_path):
     path = tmp_path / "out.jsonl"
-    with AsideFile(path) as first, AsideFile(path) as second:
+    with AtomicFile(path) as first, AtomicFile(path) as second:
         first.write(b"whole")
         with pytest.raises(StoreConflictError, match="Another run is writing"):
             second.write(b"x")
@@ -101,5 +101,5 @@ def test_a_store_that_was_moved_meanwhile_is_not_changed(tmp_path):
     store = tmp_path / "s"
     store.mkdir()
     before_lock(lambda: store.rename(tmp_path / "t"))
-    with pytest.raises(StoreConflictError, match="deleted or renamed"), changing(store):
+    with pytest.raises(StoreConflictError, match="deleted or renamed"), lock_store(store):
         pytest.fail("it is locked under a name it has lost")

@@ -15,7 +15,7 @@ import batchloom
 from batchloom.chat import choose_template
 from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
 from batchloom.plan import Mesh
-from batchloom.preparation.units.crash_isolation import Deaths, after_death
+from batchloom.preparation.units.crash_isolation import CrashState, update_after_crash
 from batchloom.sources import list_sources
 from batchloom.store import WORK_NAME, compact_store
 from batchloom.testing import append_documents, write_store
@@ -98,9 +98,11 @@ def changed_in_the_middle():
 
 def deadly():
     """What quarantine says of a record in whose hand workers died."""
-    known, record = Deaths(), (0, 5)
+    known, record = CrashState(), (0, 5)
     for _ in range(3):
-        known = after_death(known, [(record, record)], "was killed by signal 9 (out of memory?)")
+        known = update_after_crash(
+            known, [(record, record)], "was killed by signal 9 (out of memory?)"
+        )
     ((_, reason),) = known.excluded
     return reason
 
@@ -111,10 +113,10 @@ def narrow():
 
 
 def shared():
-    from batchloom.train import ModelSettings, TrainSettings, accumulation
+    from batchloom.train import ModelSettings, TrainSettings, compute_accumulation_steps
 
     model = ModelSettings(layers=1, heads=1, width=8)
-    accumulation(TrainSettings(model=model, global_batch_size=9), 2)
+    compute_accumulation_steps(TrainSettings(model=model, global_batch_size=9), 2)
 
 
 def loader_of(**settings):

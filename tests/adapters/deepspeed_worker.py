@@ -9,7 +9,14 @@ import torch.distributed as dist
 
 from adapters.deepspeed_operators import leave_out_operators
 from batchloom import Loader, StateError, open_store
-from batchloom.adapters.deepspeed import attach, batch_sizes, join, load_newest, save, scale
+from batchloom.adapters.deepspeed import (
+    check_engine,
+    init_process_group,
+    load_newest_engine_checkpoint,
+    loss_multiplier,
+    make_batch_size_config,
+    save_engine_checkpoint,
+)
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches import BatchOptions
 from batchloom.core.errors import TrainError
@@ -40,31 +47,31 @@ def engine_of(store, stage, sizes, **given):
 
 def losses(store, stage, folder):
     loader = Loader(store, **SIZES)
-    engine = engine_of(store, stage, batch_sizes(loader))
-    attach(engine, loader)
+    engine = engine_of(store, stage, make_batch_size_config(loader))
+    check_engine(engine, loader)
     said = []
     for batch in loader:
         total = torch.zeros(())
         for part in batch.split(1):
             count = max(1, loader.trained_tokens(batch.step))
             loss = engine(**part, use_cache=False, num_items_in_batch=count).loss
-            engine.backward(loss * scale(engine))
+            engine.backward(loss * loss_multiplier(engine))
             engine.step()
             total += loss.detach()
         dist.all_reduce(total)
         said.append(total.item())
-    save(engine, folder, 4, loader)
+    save_engine_checkpoint(engine, folder, 4, loader)
     again = Loader(store, **SIZES)
-    assert load_newest(engine, folder, again) == again.next_step == 4
+    assert load_newest_engine_checkpoint(engine, folder, again) == again.next_step == 4
     with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
-        load_newest(engine, folder, Loader(store, **{**SIZES, "seq_len": 32}))
+        load_newest_engine_checkpoint(engine, folder, Loader(store, **{**SIZES, "seq_len": 32}))
     engine.save_checkpoint(str(folder), tag="without")
     with pytest.raises(StateError, match="holds no place of a loader"):
-        load_newest(engine, folder, again)
+        load_newest_engine_checkpoint(engine, folder, again)
     other = {"batchloom": {"step": 9, "loader": loader.state_at(4)}}
     engine.save_checkpoint(str(folder), tag="changed", client_state=other)
     with pytest.raises(StateError, match="changed.* holds the loader's place before step 4"):
-        load_newest(engine, folder, again)
+        load_newest_engine_checkpoint(engine, folder, again)
     return said
 
 
@@ -87,19 +94,25 @@ def plain(store):
 if __name__ == "__main__":
     data, out = sys.argv[1:]
     leave_out_operators()
-    join()
+    init_process_group()
     store = open_store(data)
     wanted = plain(store)
     for stage in (1, 3):
         assert losses(store, stage, Path(out) / str(stage)) == pytest.approx(wanted, rel=1e-4)
     loader = Loader(store, **SIZES)
-    wrong = {**batch_sizes(loader), "train_batch_size": 2, "gradient_accumulation_steps": 1}
+    wrong = {
+        **make_batch_size_config(loader),
+        "train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+    }
     with pytest.raises(
         TrainError, match=r"train_batch_size 2 instead of 4, gradient_acc.* 1 instead of 2"
     ):
-        attach(engine_of(store, 1, wrong), loader)
-    engine = engine_of(store, 1, batch_sizes(loader), training_data=LoaderDataset(loader))
+        check_engine(engine_of(store, 1, wrong), loader)
+    engine = engine_of(
+        store, 1, make_batch_size_config(loader), training_data=LoaderDataset(loader)
+    )
     with pytest.raises(TrainError, match=r"given training_data \(LoaderDataset\).*leave training"):
-        attach(engine, loader)
+        check_engine(engine, loader)
     dist.barrier()
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ from transformers import AutoModelForMultimodalLM
 import batchloom
 from adapters.test_hugging_face import losses, make_args
 from adapters.test_hugging_face_media import STEPS, TWO, Heard
-from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.examples.job import adamw
 
 
@@ -17,7 +17,7 @@ def main(data: str, folder: str, out: str) -> None:
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     args = make_args(out, max_steps=STEPS, **sizes)
     loader = batchloom.Loader(batchloom.open_store(data), **TWO, steps=STEPS)
-    parts = trainer_parts(loader, args)
+    parts = make_trainer_parts(loader, args)
     model = AutoModelForMultimodalLM.from_pretrained(folder)
     trainer = Heard(
         model,

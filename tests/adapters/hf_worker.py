@@ -9,8 +9,8 @@ from pathlib import Path
 
 import batchloom
 from adapters.test_hugging_face import HELD_OUT, SIZES, STEPS, Heard, make_args, make_trainer
-from batchloom.adapters import row_losses, token_loss
-from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters import compute_row_losses, compute_token_loss
+from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 
@@ -23,15 +23,15 @@ def main(data: str, checkpoint: str, out: str) -> None:
     held_out = batchloom.Loader(store.subset("val"), **HELD_OUT)
     other = batchloom.Loader(store.subset("val"), **HELD_OUT, seed=loader.spec.rank)
     try:
-        trainer_parts(loader, args, evaluation=other)
+        make_trainer_parts(loader, args, evaluation=other)
     except TrainError as error:
         refused = str(error)
     shorter = make_args(out, max_steps=STEPS - loader.spec.rank, **sizes)
     try:
-        make_trainer(store, out, parts=trainer_parts(loader, shorter), args=shorter).train()
+        make_trainer(store, out, parts=make_trainer_parts(loader, shorter), args=shorter).train()
     except TrainError as error:
         unlike = str(error)
-    parts = trainer_parts(loader, args, evaluation=held_out)
+    parts = make_trainer_parts(loader, args, evaluation=held_out)
     model = tiny_model(store)
     trainer = Heard(
         model,
@@ -42,8 +42,8 @@ def main(data: str, checkpoint: str, out: str) -> None:
         compute_loss_func=parts.loss,
         callbacks=[parts.callback],
         optimizers=(adamw(model.parameters(), 1e-3), None),
-        preprocess_logits_for_metrics=row_losses,
-        compute_metrics=token_loss,
+        preprocess_logits_for_metrics=compute_row_losses,
+        compute_metrics=compute_token_loss,
     )
     trainer.train(resume_from_checkpoint=checkpoint)
     told = {

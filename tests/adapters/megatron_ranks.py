@@ -38,23 +38,25 @@ def run(store, layout, folder, rank):
     calc.init_num_microbatches_calculator(
         rank, None, 8, 2, parallel_state.get_data_parallel_world_size()
     )
-    loader = batchloom.Loader(store, **SIZES, **megatron.megatron_place(PASSES))
+    loader = batchloom.Loader(store, **SIZES, **megatron.get_megatron_rank(PASSES))
     read, reads = Store.read, []
     Store.read = lambda *given: reads.append(1) or read(*given)
     stages = (0, 1) if layout == "interleaved" else (None,)
 
     def begin(stage):
-        return megatron.megatron_iterator(loader, attention_mask=layout == "tensor", vp_stage=stage)
+        return megatron.make_megatron_iterator(
+            loader, attention_mask=layout == "tensor", vp_stage=stage
+        )
 
     chunks = [list(begin(stage)) for stage in stages]
     Store.read = read
     # Resumed at step 1: another iterator is first asked when one has given both steps that are left.
-    megatron.go_on_from(loader, 8)
+    megatron.resume_from_samples(loader, 8)
     one, other = begin(stages[0]), begin(stages[-1])
     apart = [list(one), list(other)]
     told = {
         "apart": apart,
-        "place": (loader.next_step, loader.state_dict()["position"], loader.first_to_edit),
+        "place": (loader.next_step, loader.state_dict()["position"], loader.first_editable_step),
         "chunks": chunks,
         "batches": chunks[0],
         "reads": len(reads),
@@ -129,22 +131,22 @@ def refusals(store):
         except BatchloomError as error:
             said.append(str(error))
 
-    asked(megatron.megatron_place)
+    asked(megatron.get_megatron_rank)
     parallel_state.initialize_model_parallel()
-    place = megatron.megatron_place(PASSES)
+    place = megatron.get_megatron_rank(PASSES)
     asked(
-        lambda: megatron.megatron_iterator(
+        lambda: megatron.make_megatron_iterator(
             batchloom.Loader(store, **SIZES, **{**place, "labels": "aligned"}), attention_mask=False
         )
     )
     half = batchloom.Loader(store, **SIZES, labels="shifted", rank=0, world_size=4, batch=PASSES)
-    asked(lambda: megatron.megatron_iterator(half, attention_mask=False))
+    asked(lambda: megatron.make_megatron_iterator(half, attention_mask=False))
     other = batchloom.Loader(store, **SIZES, seed=dist.get_rank(), **place)
-    asked(lambda: megatron.megatron_iterator(other, attention_mask=False))
+    asked(lambda: megatron.make_megatron_iterator(other, attention_mask=False))
     calc.init_num_microbatches_calculator(dist.get_rank(), None, 16, 2, 2)
     given = batchloom.Loader(store, **SIZES, **place)
-    asked(lambda: next(megatron.megatron_iterator(given, attention_mask=False)))
-    asked(lambda: megatron.megatron_iterator(given))
+    asked(lambda: next(megatron.make_megatron_iterator(given, attention_mask=False)))
+    asked(lambda: megatron.make_megatron_iterator(given))
     parallel_state.destroy_model_parallel()
     return said
 

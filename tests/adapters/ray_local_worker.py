@@ -35,18 +35,18 @@ def keep_checkpoints(folder):
 
 def keep_a_state(folder):
     """Report a state, read it again, and damage it in every way."""
-    rank, world = ray_train.place()
+    rank, world = ray_train.get_rank_and_world_size()
     assert world == 2
     keep_checkpoints(folder)
-    assert ray_train.restored() is None
-    ray_train.report({"loss": 2.0})
-    assert ray_train.restored() is None
-    ray_train.report({"loss": 1.0}, {"model": torch.full((99,), 7.0), "step": 3})
+    assert ray_train.load_restored_state() is None
+    ray_train.report_step({"loss": 2.0})
+    assert ray_train.load_restored_state() is None
+    ray_train.report_step({"loss": 1.0}, {"model": torch.full((99,), 7.0), "step": 3})
     if rank:
         # Of the first worker alone.
-        assert ray_train.restored() is None
+        assert ray_train.load_restored_state() is None
         return
-    state = ray_train.restored()
+    state = ray_train.load_restored_state()
     assert state["step"] == 3
     assert torch.equal(state["model"], torch.full((99,), 7.0))
     file = folder / "batchloom.pt"
@@ -54,13 +54,13 @@ def keep_a_state(folder):
     for share in (0.0, 0.01, 0.5, 0.99):
         file.write_bytes(whole[: int(len(whole) * share)])
         with pytest.raises(StateError, match=f"of the checkpoint {folder} cannot be read .*damag"):
-            ray_train.restored()
+            ray_train.load_restored_state()
     torch.save(3, file)
     with pytest.raises(StateError, match=f"{folder} holds 3, no state by name"):
-        ray_train.restored()
+        ray_train.load_restored_state()
     file.unlink()
     with pytest.raises(StateError, match=f"{folder} holds no batchloom.pt: it was not made by"):
-        ray_train.restored()
+        ray_train.load_restored_state()
 
 
 def work(folder):
@@ -69,7 +69,11 @@ def work(folder):
 
 
 if __name__ == "__main__":
-    for call in (ray_train.place, ray_train.restored, partial(ray_train.report, {})):
+    for call in (
+        ray_train.get_rank_and_world_size,
+        ray_train.load_restored_state,
+        partial(ray_train.report_step, {}),
+    ):
         with pytest.raises(TrainError, match="no worker of Ray Train. Call this in the function"):
             call()
     # Without workers Ray trains in the process it is called in.

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 import batchloom
 from adapters.small import small_store
 from batchloom import Edit, PlanError, StateError
-from batchloom.adapters.deepspeed import batch_sizes
+from batchloom.adapters.deepspeed import make_batch_size_config
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import BatchOptions
 from batchloom.core.errors import TrainError
@@ -61,7 +61,7 @@ def test_a_loader_that_steps_elsewhere_is_refused(store, accelerator):
 def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpoint_brings_them(
     store, accelerator, accelerators, tmp_path
 ):
-    from batchloom.adapters.accelerate import attach, load_newest, save
+    from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     plain, edited, once = (
         batchloom.Loader(
@@ -75,21 +75,21 @@ def test_edits_that_change_the_passes_of_a_step_are_refused_also_where_a_checkpo
     with pytest.raises(PlanError, match=said):
         attach(accelerator, edited)
     with pytest.raises(PlanError, match=said):
-        batch_sizes(edited)
-    assert batch_sizes(once)["gradient_accumulation_steps"] == 1
+        make_batch_size_config(edited)
+    assert make_batch_size_config(once)["gradient_accumulation_steps"] == 1
     attach(accelerator, plain)
     plain.edit(Edit(step=2, global_batch_size=2))
-    save(accelerator, tmp_path, 0)
+    save_checkpoint(accelerator, tmp_path, 0)
     again = accelerators()
     attach(again, loader_of(store))
     with pytest.raises(PlanError, match=said):
-        load_newest(again, tmp_path)
+        load_newest_checkpoint(again, tmp_path)
 
 
 def test_the_place_is_that_of_the_newest_whole_checkpoint(
     store, accelerator, accelerators, tmp_path
 ):
-    from batchloom.adapters.accelerate import attach, load_newest, save
+    from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     loader = batchloom.Loader(
         store, **SIZES, rank=0, world_size=1, batch=BatchOptions(micro_batch_size=2)
@@ -97,44 +97,44 @@ def test_the_place_is_that_of_the_newest_whole_checkpoint(
     model = tiny_model(store)
     accelerator.prepare(model, adamw(model.parameters(), 1e-3))
     attach(accelerator, loader)
-    assert load_newest(accelerator, tmp_path) == 0
+    assert load_newest_checkpoint(accelerator, tmp_path) == 0
     batches = iter(loader)
     # One more than is trained, as what reads ahead does.
     for _ in range(4):
         next(batches)
-    save(accelerator, tmp_path, 3)
+    save_checkpoint(accelerator, tmp_path, 3)
     # What a kill leaves.
     (tmp_path / "checkpoint-5.partial").mkdir()
     batches.close()
-    assert load_newest(accelerator, tmp_path) == loader.next_step == 3
+    assert load_newest_checkpoint(accelerator, tmp_path) == loader.next_step == 3
     accelerator.save_state(str(tmp_path / "checkpoint-4"))
     with pytest.raises(StateError, match="checkpoint-4 holds the loader's place before step 3"):
-        load_newest(accelerator, tmp_path)
+        load_newest_checkpoint(accelerator, tmp_path)
     again = accelerators()
     again.prepare(model)
     attach(again, loader_of(store, seq_len=32))
     with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
-        load_newest(again, tmp_path)
+        load_newest_checkpoint(again, tmp_path)
 
 
 def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, accelerators, tmp_path):
-    from batchloom.adapters.accelerate import attach, load_newest, save
+    from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     once, twice = (loader_of(store, steps=None, epochs=epochs) for epochs in (1, 2))
     first, again = accelerators(), accelerators()
     attach(first, once)
-    save(first, tmp_path, len(once))
+    save_checkpoint(first, tmp_path, len(once))
     attach(again, twice)
-    assert load_newest(again, tmp_path) == twice.next_step == len(once) - 1
+    assert load_newest_checkpoint(again, tmp_path) == twice.next_step == len(once) - 1
 
 
 def test_a_loader_is_attached_once_before_anything_is_kept(store, accelerator, tmp_path):
-    from batchloom.adapters.accelerate import attach, load_newest, save
+    from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     with pytest.raises(TrainError, match="no loader, .*call .*attach.accelerator, loader. first"):
-        save(accelerator, tmp_path / "out", 2)
+        save_checkpoint(accelerator, tmp_path / "out", 2)
     with pytest.raises(TrainError, match="no loader, .*call .*attach.accelerator, loader. first"):
-        load_newest(accelerator, tmp_path / "out")
+        load_newest_checkpoint(accelerator, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     loader = loader_of(store)
     attach(accelerator, loader)
@@ -145,7 +145,7 @@ def test_a_loader_is_attached_once_before_anything_is_kept(store, accelerator, t
 
 @pytest.mark.parametrize("face", [LoaderDataset, LoaderIterable])
 def test_batches_that_went_through_prepare_are_refused(store, accelerators, tmp_path, face):
-    from batchloom.adapters.accelerate import attach, load_newest, save
+    from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     before, behind = accelerators(), accelerators()
     loader = loader_of(store)
@@ -154,22 +154,22 @@ def test_batches_that_went_through_prepare_are_refused(store, accelerators, tmp_
         attach(before, loader)
     behind.prepare(DataLoader([1, 2, 3]))
     attach(behind, loader)
-    save(behind, tmp_path, 2)
+    save_checkpoint(behind, tmp_path, 2)
     behind.prepare(DataLoader(face(loader), batch_size=None))
     with pytest.raises(TrainError, match="given a DataLoader .*Leave it out of prepare"):
-        save(behind, tmp_path, 4)
+        save_checkpoint(behind, tmp_path, 4)
     with pytest.raises(TrainError, match="given a DataLoader .*Leave it out of prepare"):
-        load_newest(behind, tmp_path)
+        load_newest_checkpoint(behind, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["custom_checkpoint_0.pkl", "model.safetensors", "optimizer.bin"])
 def test_a_damaged_checkpoint_is_named(store, accelerator, tmp_path, name):
-    from batchloom.adapters.accelerate import attach, load_newest, save
+    from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     model = tiny_model(store)
     accelerator.prepare(model, adamw(model.parameters(), 1e-3))
     attach(accelerator, loader_of(store))
-    file = save(accelerator, tmp_path, 2) / name
+    file = save_checkpoint(accelerator, tmp_path, 2) / name
     whole = file.read_bytes()
     cuts = [0, 1, 3, 16, *(int(len(whole) * share) for share in (0.01, 0.5, 0.99))]
     for damaged in [*(whole[:stop] for stop in cuts), bytes(len(whole)), None]:
@@ -177,14 +177,14 @@ def test_a_damaged_checkpoint_is_named(store, accelerator, tmp_path, name):
         if damaged is not None:
             file.write_bytes(damaged)
         with pytest.raises(StateError, match="checkpoint-2 cannot be loaded: .*delete the folder"):
-            load_newest(accelerator, tmp_path)
+            load_newest_checkpoint(accelerator, tmp_path)
         file.touch()
     file.write_bytes(whole)
-    assert load_newest(accelerator, tmp_path) == 2
+    assert load_newest_checkpoint(accelerator, tmp_path) == 2
 
 
 def test_a_stream_is_kept_where_it_stands_or_not_at_all(accelerators, tmp_path):
-    from batchloom.adapters.accelerate import attach, load_newest, save
+    from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 
     lines = write_texts(tmp_path / "a.jsonl", 200)
 
@@ -200,11 +200,11 @@ def test_a_stream_is_kept_where_it_stands_or_not_at_all(accelerators, tmp_path):
     for _ in range(3):
         next(batches)
     with pytest.raises(TrainError, match="checkpoint-2 is to be saved and 3 steps .* were given"):
-        save(first, tmp_path / "out", 2)
-    save(first, tmp_path / "out", 3)
+        save_checkpoint(first, tmp_path / "out", 2)
+    save_checkpoint(first, tmp_path / "out", 3)
     batches.close()
     attach(again, other)
-    assert load_newest(again, tmp_path / "out") == other.next_step == 3
+    assert load_newest_checkpoint(again, tmp_path / "out") == other.next_step == 3
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import batchloom
-from batchloom.adapters.agreement import disagreement, require_agreement
+from batchloom.adapters.agreement import find_disagreement, require_agreement
 from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 from processes import run_two_ranks
@@ -99,7 +99,7 @@ def test_what_differs_is_named_on_every_rank(told, case, said):
 def test_versions_are_compared(tmp_path):
     same = {"place": [0, 2], "equal": {"batchloom": "1.0"}}
     other = {"place": [1, 2], "equal": {"batchloom": "1.1"}}
-    assert "batchloom is '1.0' on rank 0 and '1.1' on rank 1" in disagreement([same, other])
+    assert "batchloom is '1.0' on rank 0 and '1.1' on rank 1" in find_disagreement([same, other])
 
 
 def test_one_process_has_nothing_to_compare(tmp_path):

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from batchloom.adapters.checkpoints import newest, written_aside
+from batchloom.adapters.checkpoints import find_newest_checkpoint, writing_checkpoint
 from batchloom.examples.job import Job
 
 # For each N: ends a process, as a kill does, at the N-th time that a name is about to change or to go.
 KILLED = """
 import os, sys
 from pathlib import Path
-from batchloom.adapters.checkpoints import written_aside
+from batchloom.adapters.checkpoints import writing_checkpoint
 
 left = -1
 
@@ -25,7 +25,7 @@ def end(event, args):
             os._exit(9)
 
 def save(folder, said):
-    with written_aside(Path(folder), 3) as aside:
+    with writing_checkpoint(Path(folder), 3) as aside:
         (aside / "weights").write_text(said)
 
 sys.addaudithook(end)
@@ -50,9 +50,9 @@ def test_a_checkpoint_that_takes_anothers_place_loses_neither_to_a_kill(tmp_path
     for folder in folders:
         found = {path.parent.name: path.read_text() for path in folder.glob("*/weights")}
         assert found.get("checkpoint-3") == "new" or "old" in found.values(), (folder, found)
-        with written_aside(folder, 3) as aside:
+        with writing_checkpoint(folder, 3) as aside:
             (aside / "weights").write_text("again")
-        assert list(folder.iterdir()) == [newest(folder)]
+        assert list(folder.iterdir()) == [find_newest_checkpoint(folder)]
     # The last of them was not killed at all.
     assert found == {"checkpoint-3": "new"}
 
@@ -65,7 +65,7 @@ def test_files_are_on_the_disk_before_the_name_says_so(tmp_path, monkeypatch):
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    with written_aside(tmp_path, 3) as aside:
+    with writing_checkpoint(tmp_path, 3) as aside:
         (aside / "part").mkdir()
         (aside / "part" / "weights").write_text("new")
     own = tmp_path.resolve() / "checkpoint-3.partial"

@@ -13,9 +13,9 @@ import batchloom
 from adapters.small import small_store
 from batchloom import SettingsError, StateError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
-from batchloom.adapters.accelerate import attach, load_newest, save
+from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
-from batchloom.analysis.compare import FRAMEWORKS, Witness, expected
+from batchloom.analysis.compare import FRAMEWORKS, BatchWitness, iter_expected_entries
 from batchloom.examples.job import adamw, tiny_model
 from comparison.warm import run_warm
 
@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     lightning = pytest.importorskip("lightning.pytorch")
     from batchloom.adapters.lightning import LoaderDataModule
 
-from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.batches import BatchOptions
 
 pytestmark = [
@@ -49,7 +49,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def planned(store):
     """The hash of each step, see ``batchloom.comparison``."""
-    return [entry["hash"] for entry in expected(make_loader(store), STEPS)]
+    return [entry["hash"] for entry in iter_expected_entries(make_loader(store), STEPS)]
 
 
 def make_loader(store, **options):
@@ -90,7 +90,7 @@ def train_hugging_face(store, folder, resume, workers, kind=transformers.Trainin
         **fetching,
         **own,
     )
-    parts, model = trainer_parts(make_loader(store), args), tiny_model(store)
+    parts, model = make_trainer_parts(make_loader(store), args), tiny_model(store)
     given = {
         "train_dataset": parts.dataset,
         "data_collator": parts.collator,
@@ -101,7 +101,7 @@ def train_hugging_face(store, folder, resume, workers, kind=transformers.Trainin
         trainer = trl.SFTTrainer(model, args, processing_class=make_tokenizer(), **given)
     else:
         trainer = transformers.Trainer(model, args, compute_loss_func=parts.loss, **given)
-    witness = Witness(model)
+    witness = BatchWitness(model)
     trainer.train(resume_from_checkpoint=resume)
     return witness.end()
 
@@ -130,7 +130,7 @@ def train_fsdp2(store, folder, resume, _workers):
     )
     model = tiny_model(store)
     trainer = FSDP2SFTTrainer(model=model, args=args, train_dataset=store)
-    witness = Witness(model)
+    witness = BatchWitness(model)
     trainer.train(resume_from_checkpoint=resume)
     return witness.end()
 
@@ -167,7 +167,7 @@ def make_lightning(folder, **settings):
 def train_lightning(store, folder, resume, prefetch):
     learner = Learner(store)
     data = LoaderDataModule(train=lambda: make_loader(store, prefetch=prefetch))
-    witness = Witness(learner.model)
+    witness = BatchWitness(learner.model)
     trainer = make_lightning(folder, accumulate_grad_batches=2)
     trainer.fit(learner, data, ckpt_path=newest_of(folder) if resume else None, weights_only=True)
     return witness.end()
@@ -183,7 +183,7 @@ def train_accelerate(store, folder, resume, workers):
     learner, optimizer = accelerator.prepare(model, adamw(model.parameters(), 1e-3))
     attach(accelerator, loader)
     if resume:
-        load_newest(accelerator, folder)
+        load_newest_checkpoint(accelerator, folder)
     # Made when the place is known; with None the loader itself.
     data = loader
     if workers is not None:
@@ -194,14 +194,14 @@ def train_accelerate(store, folder, resume, workers):
             persistent_workers=workers > 0,
             prefetch_factor=3 if workers else None,
         )
-    witness = Witness(model)
+    witness = BatchWitness(model)
     for batch in data:
         for part in batch.split(2):
             with accelerator.accumulate(learner):
                 accelerator.backward(learner(**part, use_cache=False).loss)
                 optimizer.step()
                 optimizer.zero_grad()
-        save(accelerator, folder, batch.step + 1)
+        save_checkpoint(accelerator, folder, batch.step + 1)
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     return witness.end()
 
@@ -335,7 +335,7 @@ def test_what_lightning_fetches_ahead_hides_the_state(store, tmp_path, name, kno
 
 def test_the_loops_that_fetch_ahead_are_where_they_were():
     """Another version that moves them would give the state of one batch too many."""
-    from batchloom.adapters.pytorch import _FETCH_AHEAD
+    from batchloom.adapters.pytorch import _PREFETCHING_MODULES
 
-    for name in _FETCH_AHEAD - {"pytorch_lightning.loops.fetchers"}:
+    for name in _PREFETCHING_MODULES - {"pytorch_lightning.loops.fetchers"}:
         assert importlib.util.find_spec(name) is not None

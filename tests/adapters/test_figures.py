@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.adapters.logging import to_tensorboard
+from batchloom.adapters.logging import send_to_tensorboard
 from batchloom.batches import BatchOptions, Meter, transformer_cost
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import tiny_model
@@ -17,9 +17,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning.pytorch")
     transformers = pytest.importorskip("transformers")
-    from batchloom.adapters import FiguresCallback
-    from batchloom.adapters.hugging_face import trainer_parts
-    from batchloom.adapters.lightning import FiguresCallback as LightningFigures, LoaderDataModule
+    from batchloom.adapters import MetricsCallback
+    from batchloom.adapters.hugging_face import make_trainer_parts
+    from batchloom.adapters.lightning import (
+        LightningMetricsCallback as LightningFigures,
+        LoaderDataModule,
+    )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 6
@@ -53,7 +56,7 @@ def wanted(store, every):
     for step in range(STEPS):
         meter.step(step)
         if (step + 1) % every == 0:
-            sent[step + 1] = meter.figures()
+            sent[step + 1] = meter.metrics()
     return sent
 
 
@@ -76,7 +79,9 @@ def hugging_face(store, folder, send, resume=None, **settings):
         | settings,
     )
     loader = make_loader(store)
-    parts = trainer_parts(loader, args, evaluation=make_loader(store.subset("val"), steps=None))
+    parts = make_trainer_parts(
+        loader, args, evaluation=make_loader(store.subset("val"), steps=None)
+    )
     trainer = transformers.Trainer(
         tiny_model(store),
         args,
@@ -84,7 +89,7 @@ def hugging_face(store, folder, send, resume=None, **settings):
         eval_dataset=parts.eval_dataset,
         data_collator=parts.collator,
         compute_loss_func=parts.loss,
-        callbacks=[parts.callback, FiguresCallback(Meter(loader), send)],
+        callbacks=[parts.callback, MetricsCallback(Meter(loader), send)],
     )
     trainer.train(resume_from_checkpoint=resume)
 
@@ -170,7 +175,7 @@ def test_data_of_somebody_else_have_no_figures(store, tmp_path):
 def test_tensorboard_is_given_each_by_its_name(store, tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
-        hugging_face(store, tmp_path / "out", to_tensorboard(writer), max_steps=2)
+        hugging_face(store, tmp_path / "out", send_to_tensorboard(writer), max_steps=2)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path))

@@ -7,9 +7,9 @@ from torch.distributed.checkpoint import state_dict_saver
 import batchloom
 from adapters.small import small_store
 from batchloom import StateError
-from batchloom.adapters.checkpoints import newest
-from batchloom.adapters.fsdp2 import begin_save, load, load_newest, save
-from batchloom.analysis.compare import expected
+from batchloom.adapters.checkpoints import find_newest_checkpoint
+from batchloom.adapters.fsdp2 import begin_async_save, load_fsdp2, load_newest_fsdp2, save_fsdp2
+from batchloom.analysis.compare import iter_expected_entries
 from batchloom.examples.job import adamw, tiny_model
 from comparison.warm import run_warm
 
@@ -48,15 +48,15 @@ def same(some, others):
 def test_a_checkpoint_written_beside_the_training_is_of_the_moment_it_was_begun(store, tmp_path):
     run = Run(store)
     run.train(0, 2)
-    save(tmp_path, 2, *run.parts)
+    save_fsdp2(tmp_path, 2, *run.parts)
     saved = run.train(2, 4)
-    finish = begin_save(tmp_path, 4, *run.parts)
+    finish = begin_async_save(tmp_path, 4, *run.parts)
     run.train(4, 6)
     # As a kill would leave it: what is not whole is no checkpoint.
-    assert newest(tmp_path).name == "checkpoint-2"
-    assert finish() == newest(tmp_path) == tmp_path / "checkpoint-4"
+    assert find_newest_checkpoint(tmp_path).name == "checkpoint-2"
+    assert finish() == find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
     other = Run(store)
-    assert load_newest(tmp_path, *other.parts) == other.loader.next_step == 4
+    assert load_newest_fsdp2(tmp_path, *other.parts) == other.loader.next_step == 4
     assert same(other.model.parameters(), saved)
     assert same(other.train(4, 6), run.model.parameters())
 
@@ -64,29 +64,29 @@ def test_a_checkpoint_written_beside_the_training_is_of_the_moment_it_was_begun(
 def test_a_checkpoint_of_something_else_is_refused(store, tmp_path):
     run = Run(store)
     run.train(0, 1)
-    save(tmp_path, 1, *run.parts)
-    assert load_newest(tmp_path / "nowhere", *run.parts) == 0
+    save_fsdp2(tmp_path, 1, *run.parts)
+    assert load_newest_fsdp2(tmp_path / "nowhere", *run.parts) == 0
     other = Run(store, seq_len=32)
     before = other.train(0, 1)
     with pytest.raises(StateError, match="spec.seq_len was 64 and is 32"):
-        load_newest(tmp_path, *other.parts)
+        load_newest_fsdp2(tmp_path, *other.parts)
     assert same(other.model.parameters(), before)
     wide = torch.nn.Linear(3, 3)
     with pytest.raises(StateError, match="checkpoint-1 cannot be loaded.*another model"):
-        load(tmp_path / "checkpoint-1", wide, adamw(wide.parameters(), 1.0), run.loader)
+        load_fsdp2(tmp_path / "checkpoint-1", wide, adamw(wide.parameters(), 1.0), run.loader)
     with pytest.raises(StateError, match="folder named checkpoint-N"):
-        load(tmp_path, *run.parts)
+        load_fsdp2(tmp_path, *run.parts)
     (tmp_path / "checkpoint-1" / ".metadata").unlink()
     with pytest.raises(StateError, match="cannot be loaded"):
-        load_newest(tmp_path, *run.parts)
+        load_newest_fsdp2(tmp_path, *run.parts)
 
 
 def test_a_place_that_is_not_the_names_is_refused(store, tmp_path):
     run = Run(store)
     run.train(0, 1)
-    save(tmp_path, 4, *run.parts).rename(tmp_path / "checkpoint-9")
+    save_fsdp2(tmp_path, 4, *run.parts).rename(tmp_path / "checkpoint-9")
     with pytest.raises(StateError, match="checkpoint-9 holds the loader's place before step 4"):
-        load_newest(tmp_path, *run.parts)
+        load_newest_fsdp2(tmp_path, *run.parts)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -94,7 +94,7 @@ def test_a_place_that_is_not_the_names_is_refused(store, tmp_path):
 def test_a_place_that_is_no_json_is_refused(store, tmp_path, place):
     state_dict_saver.save({"loader": place}, checkpoint_id=tmp_path / "checkpoint-8", no_dist=True)
     with pytest.raises(StateError, match="checkpoint-8 cannot be loaded: .*Error: .*damaged"):
-        load_newest(tmp_path, *Run(store).parts)
+        load_newest_fsdp2(tmp_path, *Run(store).parts)
 
 
 def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, tmp_path):
@@ -102,9 +102,9 @@ def test_a_longer_run_fills_up_the_step_that_the_last_one_ended_in(store, tmp_pa
     run.train(0, 1)
     last = len(run.loader)
     assert run.loader.plan.positions < last * SIZES["global_batch_size"]
-    save(tmp_path, last, *run.parts)
+    save_fsdp2(tmp_path, last, *run.parts)
     longer = Run(store, steps=None, epochs=2)
-    assert load_newest(tmp_path, *longer.parts) == longer.loader.next_step == last - 1
+    assert load_newest_fsdp2(tmp_path, *longer.parts) == longer.loader.next_step == last - 1
 
 
 def test_a_run_goes_on_with_another_number_of_processes(store, tmp_path):
@@ -122,7 +122,7 @@ def test_a_run_goes_on_with_another_number_of_processes(store, tmp_path):
         assert run.first == done
         for rank, told in enumerate(run.ranks):
             loader = batchloom.Loader(store, **SIZES, rank=rank, world_size=processes, steps=stop)
-            hashes = [entry["hash"] for entry in expected(loader, stop)]
+            hashes = [entry["hash"] for entry in iter_expected_entries(loader, stop)]
             assert [entry["hash"] for entry in told] == hashes[done:]
         losses, done = losses + run.losses, stop
     assert losses == pytest.approx(wanted, rel=1e-4)

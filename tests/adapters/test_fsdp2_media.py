@@ -12,9 +12,9 @@ import batchloom
 from adapters.fsdp2_media_worker import trained
 from batchloom import InputError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
-from batchloom.adapters.fsdp2.fsdp2_media import more_rows
+from batchloom.adapters.fsdp2.fsdp2_media import concat_rows
 from batchloom.batches import Batch
-from batchloom.batches.assembly import BatchCuts, MediaCut
+from batchloom.batches.assembly import BatchLayout, MediaOffsets
 from media.models import make
 from processes import run_two_ranks
 from train.families import Families
@@ -84,8 +84,8 @@ def rows_of(ids, **media):
     rows = torch.tensor(ids)[:, None]
     plain = {"input_ids": rows, "labels": rows, "position_ids": torch.zeros_like(rows)}
     none = np.zeros(2, np.int64)
-    axes = {name: MediaCut(0, none, none) for name in media}
-    cuts = BatchCuts(none, none[:1], none[:1], 1, "aligned", sliced=False, media=axes)
+    axes = {name: MediaOffsets(0, none, none) for name in media}
+    cuts = BatchLayout(none, none[:1], none[:1], 1, "aligned", sliced=False, media=axes)
     return Batch({**plain, **media}, cuts=cuts)
 
 
@@ -94,7 +94,7 @@ def test_a_pass_that_lacks_sounds_keeps_its_images():
     images, sounds = torch.ones(2, 3, 4), torch.ones(1, 5)
     part = rows_of([1, 2], pixel_values=images)
     added = rows_of([3], pixel_values=2 * torch.ones(1, 6, 2), input_features=sounds)
-    found = more_rows(part, added)
+    found = concat_rows(part, added)
     assert found["input_ids"].tolist() == [[1], [2], [3]]
     assert torch.equal(found["input_features"], sounds)
     assert found["pixel_values"].shape == (3, 6, 4)

@@ -11,7 +11,7 @@ import torch
 import batchloom
 from batchloom import InputError, SettingsError, StateError
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import dense_mask, flattened, padded
+from batchloom.batches import add_dense_mask, to_padded, to_varlen
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 from batchloom.testing import write_store
@@ -22,10 +22,10 @@ trl = pytest.importorskip("trl")
 
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-from batchloom.adapters import TokenLoss, row_losses, token_loss
-from batchloom.adapters.hugging_face import trainer_parts
-from batchloom.adapters.hugging_face.hf_dealing import Dealing
-from batchloom.adapters.isolation_check import refuse_leak
+from batchloom.adapters import TokenLoss, compute_row_losses, compute_token_loss
+from batchloom.adapters.hugging_face import make_trainer_parts
+from batchloom.adapters.hugging_face.hf_dealing import TrainerBatching
+from batchloom.adapters.isolation_check import check_no_leak
 from single_settings import grouped
 
 pytestmark = [
@@ -99,7 +99,7 @@ class Heard(Trainer):
 
 def make_trainer(store, folder, *, loader=None, model=None, parts=None, args=None, **settings):
     args = args or make_args(folder, **settings)
-    parts = parts or trainer_parts(loader or make_loader(store), args)
+    parts = parts or make_trainer_parts(loader or make_loader(store), args)
     model = model or tiny_model(store)
     return Heard(
         model,
@@ -158,9 +158,9 @@ def test_what_reaches_the_model_is_the_loaders(store, undisturbed):
     assert undisturbed.model.config.use_cache is False
 
 
-@pytest.mark.parametrize(("settings", "form"), [({"form": "varlen"}, None), ({}, flattened)])
+@pytest.mark.parametrize(("settings", "form"), [({"form": "varlen"}, None), ({}, to_varlen)])
 def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path, settings, form):
-    parts = trainer_parts(
+    parts = make_trainer_parts(
         make_loader(store, **settings), make_args(tmp_path, max_steps=2), form=form
     )
     trainer = make_trainer(store, tmp_path, parts=parts, max_steps=2)
@@ -172,11 +172,11 @@ def test_documents_back_to_back_learn_the_same(store, undisturbed, tmp_path, set
 
 def test_a_run_of_padded_rows_goes_on_exactly(store, tmp_path):
     loader = make_loader(store, packing="none", group_by_length=True)
-    wanted = [padded(part) for part in micro_batches(loader)]
+    wanted = [to_padded(part) for part in micro_batches(loader)]
 
     def trainer(folder):
         loader = make_loader(store, packing="none", group_by_length=True)
-        parts = trainer_parts(loader, make_args(folder), form=padded)
+        parts = make_trainer_parts(loader, make_args(folder), form=to_padded)
         return make_trainer(store, folder, parts=parts)
 
     whole, resumed = trainer(tmp_path / "whole"), trainer(tmp_path / "resumed")
@@ -223,12 +223,14 @@ def test_a_checkpoint_of_one_process_goes_on_with_two(store, undisturbed, tmp_pa
 
 
 def losses_of(held_out, model):
-    """Of each step of an evaluation what ``row_losses`` gives."""
+    """Of each step of an evaluation what ``compute_row_losses`` gives."""
     model.eval()
     found = []
     for batch in batchloom.Loader(held_out, **HELD_OUT, rank=0, world_size=1):
         with torch.no_grad():
-            found.append(row_losses(model(**{**batch, "labels": None}).logits, batch["labels"]))
+            found.append(
+                compute_row_losses(model(**{**batch, "labels": None}).logits, batch["labels"])
+            )
     return found
 
 
@@ -280,7 +282,7 @@ def test_settings_that_would_change_the_plan_are_refused_with_the_remedy(
     store, tmp_path, settings, said
 ):
     with pytest.raises(SettingsError, match=said):
-        trainer_parts(make_loader(store), make_args(tmp_path, **settings))
+        make_trainer_parts(make_loader(store), make_args(tmp_path, **settings))
 
 
 def test_settings_that_change_later_are_refused_before_the_first_step(store, tmp_path):
@@ -303,7 +305,7 @@ def test_settings_that_change_later_are_refused_before_the_first_step(store, tmp
 )
 def test_a_loader_of_another_form_is_refused(store, tmp_path, settings, said):
     with pytest.raises(SettingsError, match=said):
-        trainer_parts(make_loader(store, **settings), make_args(tmp_path))
+        make_trainer_parts(make_loader(store, **settings), make_args(tmp_path))
 
 
 def test_a_loader_of_another_rank_or_place_is_refused(store, tmp_path):
@@ -311,11 +313,11 @@ def test_a_loader_of_another_rank_or_place_is_refused(store, tmp_path):
     with pytest.raises(
         SettingsError, match="is of rank 1 of 2, and the trainer's process is 0 of 1"
     ):
-        trainer_parts(loader, make_args(tmp_path))
+        make_trainer_parts(loader, make_args(tmp_path))
     resumed = make_loader(store)
     resumed.load_state_dict(resumed.state_at(2))
     with pytest.raises(SettingsError, match="goes on at step 2"):
-        trainer_parts(resumed, make_args(tmp_path))
+        make_trainer_parts(resumed, make_args(tmp_path))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -328,7 +330,7 @@ def test_rows_are_numbered_as_accelerate_deals_them(batch_size, accumulation, wo
     rows = batch_size * accumulation * world_size * steps
     for rank in range(world_size):
         batches = BatchSampler(range(rows), batch_size, drop_last=False)
-        dealing = Dealing(batch_size, accumulation, rank, world_size)
+        dealing = TrainerBatching(batch_size, accumulation, rank, world_size)
         given = [dealing.batch(one) for one in BatchSamplerShard(batches, world_size, rank)]
         assert given == [(step, micro) for step in range(steps) for micro in range(accumulation)]
 
@@ -336,11 +338,11 @@ def test_rows_are_numbered_as_accelerate_deals_them(batch_size, accumulation, wo
 @pytest.mark.parametrize("numbers", [[0, 2], [1, 2], [0, 1, 2, 3], [2, 3]])
 def test_rows_that_are_shuffled_or_dealt_otherwise_are_refused(numbers):
     with pytest.raises(TrainError, match="train_sampling_strategy='sequential'"):
-        Dealing(2, 2, 0, 2).batch(numbers)
+        TrainerBatching(2, 2, 0, 2).batch(numbers)
 
 
 def test_the_dataset_is_changed_by_nothing(store, tmp_path):
-    rows = trainer_parts(make_loader(store), make_args(tmp_path)).dataset
+    rows = make_trainer_parts(make_loader(store), make_args(tmp_path)).dataset
     assert len(rows) == STEPS * 8
     assert torch.equal(rows[11]["input_ids"], make_loader(store)[1]["input_ids"][3:4])
     assert torch.equal(next(iter(rows))["input_ids"], rows[0]["input_ids"])
@@ -427,29 +429,29 @@ def with_ones(batch):
 
 
 def masked_without_positions(batch):
-    return without_positions(dense_mask(batch))
+    return without_positions(add_dense_mask(batch))
 
 
 def probed(store, folder, kind, form, settings):
     loader = make_loader(store, **settings)
-    parts = trainer_parts(loader, make_args(folder), form=form)
+    parts = make_trainer_parts(loader, make_args(folder), form=form)
     model = kind(tiny_model(store)) if kind else tiny_model(store)
     model.config.use_cache = False
-    refuse_leak(model, loader, parts.collator, 2)
+    check_no_leak(model, loader, parts.collator, 2)
     assert model.training
 
 
 @pytest.mark.parametrize(
     ("kind", "form", "settings"),
     [
-        (None, dense_mask, {}),
-        (None, flattened, {}),
+        (None, add_dense_mask, {}),
+        (None, to_varlen, {}),
         (None, None, {"form": "varlen"}),
-        (ByMask, dense_mask, {}),
+        (ByMask, add_dense_mask, {}),
         (Deaf, masked_without_positions, {}),
         (Wrapped, None, {}),
         (Wrapped, None, {"form": "varlen"}),
-        (Blind, padded, {"packing": "none"}),
+        (Blind, to_padded, {"packing": "none"}),
     ],
 )
 def test_models_are_shown_documents_in_the_form_they_are_trained_in(
@@ -511,12 +513,12 @@ def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path
     model = tiny_model(masked)
     trained = sum((one["labels"] != -100).sum().item() for one in loader[0].split(1))
     assert any((one["labels"] == -100).all() for one in loader[0].split(1))
-    widths = {padded(part)["input_ids"].shape[1] for part in loader[0].split(2)}
+    widths = {to_padded(part)["input_ids"].shape[1] for part in loader[0].split(2)}
     assert len(widths) > 1
     with torch.no_grad():
         logits = model(**{**loader[0], "labels": None}).logits
-    wanted = row_losses(logits, loader[0]["labels"])[:, 0].sum().item() / trained
-    parts = trainer_parts(loader, args, form=padded)
+    wanted = compute_row_losses(logits, loader[0]["labels"])[:, 0].sum().item() / trained
+    parts = make_trainer_parts(loader, args, form=to_padded)
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
@@ -535,7 +537,7 @@ def test_sft_trainer_trains_padded_rows_of_masked_conversations(masked, tmp_path
 
 def test_sft_settings_that_would_prepare_rows_again_are_refused(store, tmp_path):
     with pytest.raises(SettingsError, match="skip_prepare_dataset.: True") as error:
-        trainer_parts(
+        make_trainer_parts(
             make_loader(store), make_args(tmp_path, trl.SFTConfig, bf16=False, packing=True)
         )
     assert "packing: True, and the loader has packed already" in str(error.value)
@@ -546,7 +548,7 @@ def test_an_evaluation_smaller_than_a_step_is_the_mean_over_its_tokens(store, tm
     held_out = store.subset("val")
     evaluation = batchloom.Loader(held_out, **HELD_OUT, rank=0, world_size=1)
     assert len(evaluation) == 3
-    parts = trainer_parts(make_loader(store), args, evaluation=evaluation)
+    parts = make_trainer_parts(make_loader(store), args, evaluation=evaluation)
     model = tiny_model(store)
     trainer = Trainer(
         model,
@@ -554,8 +556,8 @@ def test_an_evaluation_smaller_than_a_step_is_the_mean_over_its_tokens(store, tm
         data_collator=parts.collator,
         compute_loss_func=parts.loss,
         eval_dataset=parts.eval_dataset,
-        preprocess_logits_for_metrics=row_losses,
-        compute_metrics=token_loss,
+        preprocess_logits_for_metrics=compute_row_losses,
+        compute_metrics=compute_token_loss,
     )
     told = trainer.evaluate()
     sums = losses_of(held_out, model)
@@ -566,7 +568,7 @@ def test_an_evaluation_smaller_than_a_step_is_the_mean_over_its_tokens(store, tm
     assert np.isfinite(told["eval_loss"])
     smaller = make_args(tmp_path, per_device_eval_batch_size=8)
     with pytest.raises(SettingsError, match="give its Loader global_batch_size=8"):
-        trainer_parts(make_loader(store), smaller, evaluation=evaluation)
+        make_trainer_parts(make_loader(store), smaller, evaluation=evaluation)
 
 
 def test_what_is_left_out_is_told_once_a_loader(tmp_path, caplog):
@@ -576,7 +578,7 @@ def test_what_is_left_out_is_told_once_a_loader(tmp_path, caplog):
     loader = make_loader(store, overlong="drop", steps=1)
     held_out = {**HELD_OUT, "overlong": "drop"}
     evaluation = batchloom.Loader(store.subset("val"), **held_out, rank=0, world_size=1)
-    parts = trainer_parts(loader, args, evaluation=evaluation)
+    parts = make_trainer_parts(loader, args, evaluation=evaluation)
     trainer = Trainer(
         tiny_model(store),
         args,
@@ -601,7 +603,7 @@ def test_an_evaluation_without_trained_tokens_is_finite(masked, tmp_path):
     )
     args = make_args(tmp_path, per_device_eval_batch_size=4)
     evaluation = batchloom.Loader(nothing, **HELD_OUT, rank=0, world_size=1)
-    parts = trainer_parts(make_loader(masked), args, evaluation=evaluation)
+    parts = make_trainer_parts(make_loader(masked), args, evaluation=evaluation)
     trainer = Trainer(
         tiny_model(masked),
         args,

@@ -11,9 +11,9 @@ import torch
 import batchloom
 from adapters.test_hugging_face import losses, make_args
 from batchloom import SettingsError
-from batchloom.adapters.hugging_face import trainer_parts
-from batchloom.adapters.hugging_face.hf_dealing import _media_problems
-from batchloom.batches import image_masks
+from batchloom.adapters.hugging_face import make_trainer_parts
+from batchloom.adapters.hugging_face.hf_dealing import _find_media_problems
+from batchloom.batches import add_image_masks
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw
 from media.models import MODELS, TEXT_WINDOW, inputs_of, make
@@ -50,7 +50,7 @@ def trainer_of(family, name, folder, form=None, loader=None, model=None, **setti
     loader = loader or batchloom.Loader(family.store, **SIZES, steps=STEPS, rank=0, world_size=1)
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     args = make_args(folder, **{**sizes, "max_steps": STEPS, **settings})
-    parts = trainer_parts(loader, args, form=form)
+    parts = make_trainer_parts(loader, args, form=form)
     model = model or make(name, family.made)
     return Heard(
         model,
@@ -87,7 +87,7 @@ def own_losses(family, name, form, steps):
     return found
 
 
-FORMS = {"gemma3": partial(image_masks, sliding_window=TEXT_WINDOW)}
+FORMS = {"gemma3": partial(add_image_masks, sliding_window=TEXT_WINDOW)}
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3", "qwen2_audio"])
@@ -170,7 +170,7 @@ def test_settings_that_do_not_go_with_media_are_told_at_once(families, tmp_path)
 
     def problems(**settings):
         given = {**args, "ddp_find_unused_parameters": None, **settings}
-        return _media_problems(SimpleNamespace(**given), loader, "loader")
+        return _find_media_problems(SimpleNamespace(**given), loader, "loader")
 
     assert problems() == problems(ddp_find_unused_parameters=True) == []
     assert problems(world_size=1, fsdp=["full_shard"]) == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from batchloom import Edit, SettingsError, StateError
-from batchloom.batches import dense_mask
+from batchloom.batches import add_dense_mask
 from batchloom.core.errors import MissingDependencyError, TrainError
 from batchloom.examples.job import tiny_model
 from batchloom.testing import write_store
@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from adapters.test_hugging_face import make_args, make_loader, make_trainer
 from batchloom.adapters import requirements
-from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters.hugging_face import make_trainer_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -70,17 +70,19 @@ def test_sets_that_make_no_step_are_refused(store, tmp_path):
     nothing = make_loader(store.subset("val"), steps=None, last="drop")
     for given in ({"loader": nothing}, {"loader": make_loader(store), "evaluation": nothing}):
         with pytest.raises(SettingsError, match="documents make no step of 8 sequences.*'fill'"):
-            trainer_parts(args=args, **given)
+            make_trainer_parts(args=args, **given)
 
 
 def test_a_trl_that_is_too_old_is_named(store, tmp_path, monkeypatch):
     args = make_args(tmp_path, kind=trl.SFTConfig, dataset_kwargs={"skip_prepare_dataset": True})
-    found = requirements.installed
+    found = requirements.get_installed_version
     monkeypatch.setattr(
-        requirements, "installed", lambda name: "0.9.0" if name == "trl" else found(name)
+        requirements,
+        "get_installed_version",
+        lambda name: "0.9.0" if name == "trl" else found(name),
     )
     with pytest.raises(MissingDependencyError, match=r"trl 0\.9\.0 is installed and >=1\.0"):
-        trainer_parts(make_loader(store), args)
+        make_trainer_parts(make_loader(store), args)
 
 
 class Plain(torch.nn.Module):
@@ -121,8 +123,10 @@ def test_eager_attention_is_told_of_the_mask_that_it_reads(store, tmp_path):
     model = tiny_model(store)
     model.set_attn_implementation("eager")
     args = make_args(tmp_path)
-    parts = trainer_parts(make_loader(store), args, form=dense_mask)
+    parts = make_trainer_parts(make_loader(store), args, form=add_dense_mask)
     with pytest.raises(TrainError, match=r"partial\(dense_mask, additive='float32'\)"):
         make_trainer(store, tmp_path, model=model, parts=parts).train()
-    parts = trainer_parts(make_loader(store), args, form=partial(dense_mask, additive="float32"))
+    parts = make_trainer_parts(
+        make_loader(store), args, form=partial(add_dense_mask, additive="float32")
+    )
     make_trainer(store, tmp_path, model=model, parts=parts).train()

@@ -11,8 +11,8 @@ from adapters.test_hugging_face import make_trainer
 from batchloom import Loader
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.adapters.accelerate import require_isolation
-from batchloom.adapters.isolation_check import refuse_leak
-from batchloom.batches import dense_mask
+from batchloom.adapters.isolation_check import check_no_leak
+from batchloom.batches import add_dense_mask
 from batchloom.core.errors import BatchloomError, TrainError
 from batchloom.examples.job import tiny_model
 from batchloom.testing import write_store
@@ -104,8 +104,8 @@ def test_a_dense_mask_has_the_window_of_the_model(tmp_path, name, additive):
     loader = Loader(write_store(tmp_path / "s", documents), seq_len=64, global_batch_size=1)
     batch = loader[0]
     with torch.no_grad():
-        masked = model(**dense_mask(batch, additive=additive, config=model.config)).logits[0]
-        unwindowed = model(**dense_mask(batch, additive=additive)).logits[0]
+        masked = model(**add_dense_mask(batch, additive=additive, config=model.config)).logits[0]
+        unwindowed = model(**add_dense_mask(batch, additive=additive)).logits[0]
         bounds = [*torch.nonzero(batch["position_ids"][0] == 0).flatten().tolist(), 64]
         for start, stop in pairwise(bounds):
             alone = model(batch["input_ids"][:, start:stop]).logits[0]
@@ -125,9 +125,9 @@ def test_a_mask_without_the_window_of_the_model_is_refused(store, name):
     loader = Loader(store, seq_len=64, global_batch_size=8, rank=0, world_size=1)
 
     def check(form, model=model):
-        refuse_leak(model, loader, lambda parts: {**form(parts[0]), "use_cache": False}, 2)
+        check_no_leak(model, loader, lambda parts: {**form(parts[0]), "use_cache": False}, 2)
 
-    masked = partial(dense_mask, additive="float32")
+    masked = partial(add_dense_mask, additive="float32")
     check(partial(masked, config=model.config))
     check(lambda batch: batch)
     with pytest.raises(

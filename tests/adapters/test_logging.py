@@ -3,7 +3,12 @@ import json
 import pytest
 
 from batchloom import OutputError
-from batchloom.adapters.logging import to_all, to_jsonl, to_tensorboard, to_wandb
+from batchloom.adapters.logging import (
+    send_to_all,
+    send_to_jsonl,
+    send_to_tensorboard,
+    send_to_wandb,
+)
 
 FIGURES = {"perf/tokens_per_s": 1234.5, "data/web/epoch": 0.25, "data/synthetic": 0.0}
 
@@ -15,7 +20,7 @@ def test_tensorboard_reads_what_was_sent(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(tmp_path) as writer:
-        send = to_tensorboard(writer)
+        send = send_to_tensorboard(writer)
         send(FIGURES, 10)
         send({**FIGURES, "data/web/epoch": 0.5}, 20)
     events = EventAccumulator(str(tmp_path))
@@ -37,7 +42,7 @@ class Run:
 
 def test_several_loggers_get_the_same_and_lines_survive_a_kill(tmp_path):
     run, file = Run(), tmp_path / "run" / "metrics.jsonl"
-    send = to_all(to_wandb(run), to_jsonl(file))
+    send = send_to_all(send_to_wandb(run), send_to_jsonl(file))
     send(FIGURES, 1)
     with file.open("a") as out:
         out.write('{"step": 2, "perf/tok')  # a process was killed here
@@ -50,11 +55,11 @@ def test_several_loggers_get_the_same_and_lines_survive_a_kill(tmp_path):
 
 def test_lines_are_json_whatever_a_figure_is(tmp_path):
     told = {"loss": float("nan"), "rate": float("inf"), "step": 99.0, "share": 0.5}
-    to_jsonl(tmp_path / "a")(told, 7)
+    send_to_jsonl(tmp_path / "a")(told, 7)
     line = json.loads((tmp_path / "a").read_text(), parse_constant=pytest.fail)
     assert line == {"step": 7, "loss": None, "rate": None, "share": 0.5}
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(OutputError, match="Is a directory. Make room or name another file"):
-        to_jsonl(tmp_path)(FIGURES, 1)
+        send_to_jsonl(tmp_path)(FIGURES, 1)

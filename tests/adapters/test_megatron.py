@@ -101,7 +101,7 @@ def test_a_bad_set_up_is_refused(ranks):
         early, labels, half, ranks_differ, counter, packed = told["refusals"]
         assert "call initialize_model_parallel" in early
         assert "labels 'aligned', and 'shifted' is needed" in labels
-        assert "place (Place(rank=0, world_size=4" in half
+        assert "place (RankPlacement(rank=0, world_size=4" in half
         assert "seed is 0 on rank 0 and 1 on rank 1" in ranks_differ
         assert "Step 0 of the plan is 2 micro-batches of 2 rows a rank, 8 sequences" in counter
         assert "says 4 of 2, 16 in all" in counter
@@ -127,44 +127,47 @@ def test_iterators_begin_where_the_loader_stood_when_they_were_made_on_every_ran
 def test_consumed_samples_are_the_position_also_where_the_batch_size_changed(store):
     loader = batchloom.Loader(store, **{**SIZES, "steps": 9})
     loader.edit(Edit(step=3, global_batch_size=16))
-    assert [megatron.consumed_samples(loader, step) for step in (0, 3, 4)] == [0, 24, 40]
+    assert [megatron.count_consumed_samples(loader, step) for step in (0, 3, 4)] == [0, 24, 40]
     for step in (2, 5):
         other = batchloom.Loader(store, **{**SIZES, "steps": 9})
         other.edit(Edit(step=3, global_batch_size=16))
-        assert megatron.go_on_from(other, megatron.consumed_samples(loader, step)) == step
+        assert (
+            megatron.resume_from_samples(other, megatron.count_consumed_samples(loader, step))
+            == step
+        )
         assert next(iter(other)).step == step
     for inside in (25, "8", -8):
         with pytest.raises(StateError, match=r"inside step 3, .*from 24 or 40|is no number"):
-            megatron.go_on_from(loader, inside)
-    end = megatron.consumed_samples(loader, 9)
-    assert megatron.go_on_from(loader, end) == 9
+            megatron.resume_from_samples(loader, inside)
+    end = megatron.count_consumed_samples(loader, 9)
+    assert megatron.resume_from_samples(loader, end) == 9
     with pytest.raises(StateError, match=f"{end + 16} lies behind the plan, which has no step 9"):
-        megatron.go_on_from(loader, end + 16)
+        megatron.resume_from_samples(loader, end + 16)
 
 
 @pytest.mark.parametrize("ramp", [(8, 8, 100), (8, 4, 7), (2, 2, 1000)])
 def test_a_rampup_becomes_the_edits_that_megatrons_calculator_makes(store, ramp):
     loader = batchloom.Loader(store, **{**SIZES, "global_batch_size": ramp[0], "steps": 200})
-    for edit in megatron.rampup_edits(ramp, 32):
+    for edit in megatron.make_rampup_edits(ramp, 32):
         loader.edit(edit)
     calculator = calc.RampupBatchsizeNumMicroBatchesCalculator(32, 1, 1, False, 1, *ramp)
     for step in range(150):
-        calculator.update(megatron.consumed_samples(loader, step), consistency_check=False)
+        calculator.update(megatron.count_consumed_samples(loader, step), consistency_check=False)
         assert loader.plan.spec_at(step).global_batch_size == calculator.current_global_batch_size
     for wrong in ((8, 5, 100), (32, 8, 100), (8, 8, 0)):
         with pytest.raises(InputError, match="does not lead to global_batch_size 32"):
-            megatron.rampup_edits(wrong, 32)
+            megatron.make_rampup_edits(wrong, 32)
     # Megatron's own arguments are words; samples without an end would never be reached.
     for wrong in (("8", "8", "100"), (8, 8, float("inf")), (8, 8)):
         with pytest.raises(InputError, match="not three whole numbers: START INCREMENT SAMPLES"):
-            megatron.rampup_edits(wrong, 32)
+            megatron.make_rampup_edits(wrong, 32)
 
 
 def test_gpt_dataset_takes_the_shards_as_a_blend_by_tokens(store, tmp_path):
     import torch.distributed as dist
 
     utils = theirs("utils")
-    blend = utils.get_blend_from_list(megatron.megatron_prefixes(store))
+    blend = utils.get_blend_from_list(megatron.list_megatron_prefixes(store))
     assert len(blend[0]) == 3
     assert sum(blend[1]) == store.tokens
 
@@ -184,4 +187,4 @@ def test_gpt_dataset_takes_the_shards_as_a_blend_by_tokens(store, tmp_path):
 def test_stores_that_megatrons_readers_would_train_wrongly_on_are_refused(tmp_path):
     masked = write_store(tmp_path / "masked", [[1, 2, 3], [4, 5]], trained=[[1, 0, 1], [1, 1]])
     with pytest.raises(InputError, match="1 of 5 tokens that are not to be trained"):
-        megatron.megatron_prefixes(masked)
+        megatron.list_megatron_prefixes(masked)

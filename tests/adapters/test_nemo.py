@@ -295,8 +295,8 @@ def test_a_data_sampler_that_deals_otherwise_is_refused(folder):
 
 def test_recipes_find_a_stores_shards_under_their_names_without_a_copy(folder, tmp_path):
     store = batchloom.open_store(folder)
-    paths = nemo.text_documents(store, tmp_path / "links", "corpus")
-    assert nemo.text_documents(store, tmp_path / "links", "corpus") == paths
+    paths = nemo.link_text_documents(store, tmp_path / "links", "corpus")
+    assert nemo.link_text_documents(store, tmp_path / "links", "corpus") == paths
     prefixes = [tmp_path / "links" / f"corpus_{n:05d}_text_document" for n in range(3)]
     assert paths[1::2] == [str(prefix) for prefix in prefixes]
     assert sum(map(int, paths[::2])) == store.tokens
@@ -305,10 +305,12 @@ def test_recipes_find_a_stores_shards_under_their_names_without_a_copy(folder, t
     indexed = theirs("indexed_dataset").IndexedDataset
     read = [doc.tolist() for prefix in prefixes for doc in indexed(str(prefix))]
     assert read == [document.ids.tolist() for document in store]
-    alone = nemo.text_documents(batchloom.open_store(folder, "val"), tmp_path / "one", "corpus")
+    alone = nemo.link_text_documents(
+        batchloom.open_store(folder, "val"), tmp_path / "one", "corpus"
+    )
     assert alone[1] == str(tmp_path / "one" / "corpus_text_document")
     with pytest.raises(InputError, match="is there already and is another file"):
-        nemo.text_documents(_other(tmp_path), tmp_path / "one", "corpus")
+        nemo.link_text_documents(_other(tmp_path), tmp_path / "one", "corpus")
 
 
 def _other(place):

@@ -14,7 +14,7 @@ import pytest
 
 import batchloom
 from batchloom.adapters import ray_train
-from batchloom.analysis.compare import Witness, expected
+from batchloom.analysis.compare import BatchWitness, iter_expected_entries
 from batchloom.examples.job import Job, tiny_model
 from batchloom.testing import write_store
 from batchloom.train import read_log
@@ -44,8 +44,8 @@ class Hears:
     def __call__(self, model):
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        rank, world = ray_train.place()
-        witness, told = Witness(model), self.folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
+        rank, world = ray_train.get_rank_and_world_size()
+        witness, told = BatchWitness(model), self.folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
 
         def made(optimizer, *_):
             # The optimizer's own count, which the checkpoint restores.
@@ -144,7 +144,7 @@ def test_a_killed_worker_and_a_resize_go_on_exactly(store, tmp_path):
     for world in (1, 2):
         for rank in range(world):
             loader = batchloom.Loader(store, **SIZES, rank=rank, world_size=world, steps=last)
-            wanted[world, rank] = [one["hash"] for one in expected(loader, last)]
+            wanted[world, rank] = [one["hash"] for one in iter_expected_entries(loader, last)]
     for step, lines in survived.items():
         world = lines[0]["world"]
         # Every share of the step, each once: together they are its sequences.

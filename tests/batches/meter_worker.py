@@ -24,7 +24,7 @@ if __name__ == "__main__":
                 os._exit(0)
             continue
         time.sleep(0.01)
-        figures = meter.figures()
+        figures = meter.metrics()
         if figures.get("perf/ranks_heard") == 2 and figures["perf/step_s_max"] > 0.15:
             break
         assert time.monotonic() < end, figures
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     for step in range(200):
         time.sleep(0.02)
         meter.step(step)
-        after += "perf/tokens" in meter.figures()
+        after += "perf/tokens" in meter.metrics()
     assert after == 200
     print("went on after rank 1 had ended", flush=True)
     os._exit(0)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from batchloom.batches.producer_thread import Begun, in_turn
+from batchloom.batches.producer_thread import PendingItem, iter_in_order
 
 
 class Trouble(RuntimeError):
@@ -26,7 +26,9 @@ class Work:
             raise Trouble(number)
         if number >= self.count:
             return None
-        return Begun(lambda: self.finished.append(number) or number, lambda: self.drop(number))
+        return PendingItem(
+            lambda: self.finished.append(number) or number, lambda: self.drop(number)
+        )
 
     def drop(self, number):
         self.dropped.append(number)
@@ -43,7 +45,7 @@ def wait_until(true):
 @pytest.mark.parametrize("ahead", [0, 1, 3, 9])
 def test_all_come_in_order(ahead, together):
     work = Work(7)
-    assert list(in_turn(work.begin, 0, ahead, together=together)) == list(range(7))
+    assert list(iter_in_order(work.begin, 0, ahead, together=together)) == list(range(7))
     assert work.finished == list(range(7))
     assert work.begun == list(range(8))
     assert not work.dropped
@@ -59,7 +61,7 @@ def test_so_many_are_begun_together(ahead, together, most):
         found.append(len(work.begun) - len(work.finished) + 1)
         return work.begin(number)
 
-    for _ in in_turn(begin, 0, ahead, together=together):
+    for _ in iter_in_order(begin, 0, ahead, together=together):
         time.sleep(0.001)
     assert max(found[:40]) == most
 
@@ -67,7 +69,7 @@ def test_so_many_are_begun_together(ahead, together, most):
 @pytest.mark.parametrize("together", [False, True])
 def test_no_more_are_made_than_an_edit_counts_with(together):
     work = Work(100)
-    items = in_turn(work.begin, 0, 4, together=together)
+    items = iter_in_order(work.begin, 0, 4, together=together)
     for given in range(20):
         assert next(items) == given
         time.sleep(0.005)
@@ -79,7 +81,7 @@ def test_no_more_are_made_than_an_edit_counts_with(together):
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 def test_an_error_comes_behind_the_items_before_it(ahead):
     given, work = [], Work(9, bad=5)
-    items = in_turn(work.begin, 0, ahead, together=True)
+    items = iter_in_order(work.begin, 0, ahead, together=True)
     with pytest.raises(Trouble, match="5"):
         while True:
             given.append(next(items))
@@ -98,9 +100,9 @@ def test_an_error_of_finishing_ends_those_behind_it():
                 raise Trouble(number)
             return number
 
-        return Begun(finish, lambda: dropped.append(number))
+        return PendingItem(finish, lambda: dropped.append(number))
 
-    items = in_turn(begin, 0, 4, together=True)
+    items = iter_in_order(begin, 0, 4, together=True)
     with pytest.raises(Trouble, match="2"):
         while True:
             given.append(next(items))
@@ -110,7 +112,7 @@ def test_an_error_of_finishing_ends_those_behind_it():
 
 def test_what_is_begun_is_dropped_by_who_leaves():
     work = Work(100)
-    items = in_turn(work.begin, 0, 4, together=True)
+    items = iter_in_order(work.begin, 0, 4, together=True)
     assert [next(items), next(items)] == [0, 1]
     items.close()
     assert wait_until(lambda: sorted(work.finished + work.dropped) == work.begun)

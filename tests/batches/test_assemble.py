@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import Plan, PlanSpec
-from batchloom.batches import IGNORE, assemble_rows, assemble_varlen
+from batchloom.batches import IGNORE_INDEX, assemble_rows, assemble_varlen
 from batchloom.testing import write_store
 from tiers import examples
 
@@ -33,7 +33,7 @@ def by_hand(store, rows, seq_len, labels, trained=None):
     """The batch contract, one token at a time; ``trained`` by document, None where all are."""
     shape = (len(rows), seq_len)
     ids, positions = np.full(shape, store.end_id), np.zeros(shape, int)
-    targets = np.full(shape, IGNORE)
+    targets = np.full(shape, IGNORE_INDEX)
     filled = [0] * len(rows)
     for row, document, start, stop in spans_of(rows):
         span = store[document].ids[start:stop].tolist()
@@ -86,7 +86,9 @@ def test_masked_tokens_carry_no_loss(folders, data, documents, seq_len, labels, 
     assert np.array_equal(batch["input_ids"], ids)
     flat = assemble_varlen(store, rows, labels)
     assert flat["labels"].size == max(1, rows.lengths.sum())
-    assert np.array_equal(flat["labels"][flat["labels"] != IGNORE], targets[targets != IGNORE])
+    assert np.array_equal(
+        flat["labels"][flat["labels"] != IGNORE_INDEX], targets[targets != IGNORE_INDEX]
+    )
 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(2, 40))
@@ -97,8 +99,8 @@ def test_aligned_and_shifted_labels_train_the_same_set(folders, documents, seq_l
     aligned = assemble_rows(store, rows, seq_len, "aligned")["labels"]
     shifted = assemble_rows(store, rows, seq_len, "shifted")["labels"]
     assert np.array_equal(aligned[:, 1:], shifted[:, :-1])
-    assert (aligned[:, 0] == IGNORE).all()
-    assert (shifted[:, -1] == IGNORE).all()
+    assert (aligned[:, 0] == IGNORE_INDEX).all()
+    assert (shifted[:, -1] == IGNORE_INDEX).all()
 
 
 @given(documents=DOCUMENTS, seq_len=st.integers(1, 40))
@@ -126,7 +128,7 @@ def test_a_row_without_spans_carries_no_loss(folders):
     store = write_store(folders(), [[1, 2, 3]])
     rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=3)).rows(0, 3)
     batch = assemble_rows(store, rows, 4, "aligned")
-    assert (batch["labels"][1:] == IGNORE).all()
+    assert (batch["labels"][1:] == IGNORE_INDEX).all()
     assert (batch["input_ids"][1:] == store.end_id).all()
     assert batch["position_ids"][1:].tolist() == [[0, 1, 2, 3]] * 2
 
@@ -147,5 +149,5 @@ def test_a_varlen_step_without_spans_is_one_token_of_padding(folders):
     rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=2)).rows(1, 2)
     batch = assemble_varlen(store, rows, "shifted")
     assert batch["input_ids"].tolist() == [[store.end_id]]
-    assert batch["labels"].tolist() == [[IGNORE]]
+    assert batch["labels"].tolist() == [[IGNORE_INDEX]]
     assert batch["cu_seq_lens_q"].tolist() == [0, 1]

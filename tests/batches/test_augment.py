@@ -7,8 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import SettingsError, StateError
-from batchloom.batches import IGNORE, Augment
-from batchloom.core.fingerprint import key128
+from batchloom.batches import IGNORE_INDEX, Augment
+from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, mix_int
 from batchloom.testing import write_store
 from tiers import examples
@@ -119,8 +119,8 @@ def test_masked_tokens_are_told_where_they_stand(store):
     plain, masked = list(make(store, epochs=4)), list(make(store, MLM, epochs=4))
     ids, labels = flat(plain, "input_ids"), flat(plain, "labels")
     seen, targets = flat(masked, "input_ids"), flat(masked, "labels")
-    chosen = targets != IGNORE
-    eligible = (labels != IGNORE) & (ids != END)
+    chosen = targets != IGNORE_INDEX
+    eligible = (labels != IGNORE_INDEX) & (ids != END)
     assert not (chosen & ~eligible).any()
     assert np.array_equal(targets[chosen], ids[chosen])
     assert np.array_equal(seen[~chosen], ids[~chosen])
@@ -139,7 +139,7 @@ def test_noise_changes_inputs_and_no_label(store):
     seen = flat(noisy, "input_ids")
     assert np.array_equal(flat(noisy, "labels"), labels)
     changed = seen != ids
-    eligible = (labels != IGNORE) & (ids != END)
+    eligible = (labels != IGNORE_INDEX) & (ids != END)
     assert not (changed & ~eligible).any()
     assert within(int(changed.sum()), int(eligible.sum()), 0.1 * 255 / 256)
     new = np.bincount(seen[changed], minlength=301)
@@ -152,8 +152,8 @@ def test_dropped_loss_changes_labels_alone(store):
     before, after = flat(plain, "labels"), flat(dropped, "labels")
     assert np.array_equal(flat(plain, "input_ids"), flat(dropped, "input_ids"))
     gone = before != after
-    assert (after[gone] == IGNORE).all()
-    assert within(int(gone.sum()), int((before != IGNORE).sum()), 0.3)
+    assert (after[gone] == IGNORE_INDEX).all()
+    assert within(int(gone.sum()), int((before != IGNORE_INDEX).sum()), 0.3)
 
 
 @pytest.mark.parametrize("share", [1e-3, 0.5, 1.0])
@@ -161,16 +161,16 @@ def test_every_rate_holds(store, share):
     plain = list(make(store, epochs=8))
     labels = flat(plain, "labels")
     after = flat(make(store, Augment(loss_drop_prob=share), epochs=8), "labels")
-    assert within(int((labels != after).sum()), int((labels != IGNORE).sum()), share)
+    assert within(int((labels != after).sum()), int((labels != IGNORE_INDEX).sum()), share)
 
 
 def test_prompts_stay_as_they_are(masked_store):
     plain, noisy = make(masked_store)[0], make(masked_store, Augment(noise_prob=1.0))[0]
-    untrained = plain["labels"] == IGNORE
+    untrained = plain["labels"] == IGNORE_INDEX
     assert np.array_equal(plain["input_ids"][untrained], noisy["input_ids"][untrained])
     assert (plain["input_ids"][~untrained] != noisy["input_ids"][~untrained]).mean() > 0.97
     masked = make(masked_store, MLM)[0]
-    assert (masked["labels"][untrained] == IGNORE).all()
+    assert (masked["labels"][untrained] == IGNORE_INDEX).all()
 
 
 def test_epochs_and_neighbours_and_seeds_share_nothing(store):
@@ -180,7 +180,7 @@ def test_epochs_and_neighbours_and_seeds_share_nothing(store):
     half = Augment(loss_drop_prob=0.5)
     one, two = chosen(half, [0, 1])
     (other,) = chosen(Augment(loss_drop_prob=0.5, seed=1), [0])
-    trained = [make(store)[n]["labels"] != IGNORE for n in (0, 1)]
+    trained = [make(store)[n]["labels"] != IGNORE_INDEX for n in (0, 1)]
     both = trained[0] & trained[1]
     assert within(int((one ^ two)[both].sum()), int(both.sum()), 0.5)
     assert within(int((one ^ other)[trained[0]].sum()), int(trained[0].sum()), 0.5)
@@ -196,7 +196,7 @@ def test_each_epoch_changes_other_tokens(store):
     half, plain = make(store, Augment(loss_drop_prob=0.5), **options), make(store, **options)
     again = plain.plan.orders.sequences_per_epoch
     assert np.array_equal(plain[0]["labels"], plain[again]["labels"])
-    one, two = (half[step]["labels"][plain[0]["labels"] != IGNORE] for step in (0, again))
+    one, two = (half[step]["labels"][plain[0]["labels"] != IGNORE_INDEX] for step in (0, again))
     assert within(int((one != two).sum()), one.size, 0.5)
 
 
@@ -206,7 +206,7 @@ def test_the_tokens_are_pinned(store):
     plain = make(store, packing="none", shuffle=False)[0]
     gone = np.flatnonzero(batch["labels"][0] != plain["labels"][0])
     assert gone.tolist() == PINNED
-    trained = np.flatnonzero(plain["labels"][0] != IGNORE).tolist()
+    trained = np.flatnonzero(plain["labels"][0] != IGNORE_INDEX).tolist()
     assert [at for at in trained if draw(7, "drop", 0, at) < 1 << 30] == PINNED
 
 
@@ -215,7 +215,7 @@ PINNED = [7, 9, 14, 16, 17, 22, 24, 42, 47, 56]
 
 def draw(seed, purpose, position, place):
     """One draw in plain integers, as docs/augmentation.md says it is made."""
-    first, second = key128("augment", seed, purpose)
+    first, second = derive_key("augment", seed, purpose)
     start = mix_int(mix_int((position + first) % 2**64) ^ second)
     word = mix_int((start + (place // 2 + 1) * GOLDEN) % 2**64)
     return word >> 32 if place % 2 else word % 2**32

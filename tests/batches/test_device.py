@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from batchloom import Edit, InputError, SettingsError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Batch
-from batchloom.batches.assembly.array_block import pack, parts_of
+from batchloom.batches.assembly.array_block import pack_arrays, plan_array_layout
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from single_settings import make_loader
@@ -104,7 +104,7 @@ def test_an_edit_changes_no_batch_that_may_be_on_its_way(store, prefetch):
         loader = make(store, device=device, prefetch=prefetch, epochs=3)
         iterator = iter(loader)
         steps = [next(iterator) for _ in range(3)]
-        first = loader.first_to_edit
+        first = loader.first_editable_step
         loader.edit(Edit(step=first, seq_len=32))
         given[device] = [first, *steps, *iterator]
     assert given[None][0] == given["cpu"][0] == 3 + prefetch + 1
@@ -144,9 +144,9 @@ def test_what_is_packed_lies_apart_and_whole(wanted):
     arrays = {
         str(n): rng.integers(0, 2, shape).astype(dtype) for n, (dtype, shape) in enumerate(wanted)
     }
-    parts = parts_of({**arrays, "max_length_q": 7})
+    parts = plan_array_layout({**arrays, "max_length_q": 7})
     block = np.full(parts[-1].stop, 255, np.uint8)
-    pack(arrays, parts, block)
+    pack_arrays(arrays, parts, block)
     assert [part.name for part in parts] == list(arrays)
     assert all(part.begin % 512 == 0 for part in parts)
     assert all(one.stop <= other.begin for one, other in pairwise(parts))

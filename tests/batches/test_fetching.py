@@ -9,7 +9,7 @@ import pytest
 
 from batchloom import Edit, InputError, Loader, Mixture, Plan, open_store
 from batchloom.batches.loading import remote_fetch as fetching_module
-from batchloom.batches.loading.remote_fetch import Fetching, Sizes
+from batchloom.batches.loading.remote_fetch import RemotePrefetcher, StepSizes
 from batchloom.testing import write_store
 from store.far import to_memory
 
@@ -50,7 +50,9 @@ def test_fetching_goes_on_after_errors_that_pass_and_tells_them_once(stores, cap
         positions = np.arange(step * ROWS, (step + 1) * ROWS)
         return loader.plan.rows(int(positions[0]), int(positions[-1]) + 1), positions
 
-    fetching = Fetching([stores["a"]], [1], rows, 0, Sizes((0,), (TOKENS * ROWS,), (0,)))
+    fetching = RemotePrefetcher(
+        [stores["a"]], [1], rows, 0, StepSizes((0,), (TOKENS * ROWS,), (0,))
+    )
     try:
         with caplog.at_level(logging.WARNING, "batchloom"):
             for step in range(30):
@@ -96,14 +98,14 @@ def loader_of(store, rows, **settings):
 
 
 def test_tokens_of_steps_are_told_of_each_stretch():
-    sizes = Sizes((0, 3, 10), (5, 2, 7), (0, 15, 29))
+    sizes = StepSizes((0, 3, 10), (5, 2, 7), (0, 15, 29))
     each = [5] * 3 + [2] * 7 + [7] * 20
     before = np.cumsum([0, *each]).tolist()
     assert [sizes.of(step) for step in range(30)] == each
     assert [sizes.until(step) for step in range(31)] == before
     for tokens in range(-3, 100):
         assert sizes.behind(tokens) == np.searchsorted(before, tokens)
-    assert [sizes.stretch_behind(step) for step in (0, 2, 3, 9, 10)] == [3, 3, 10, 10, None]
+    assert [sizes.next_range_start(step) for step in (0, 2, 3, 9, 10)] == [3, 3, 10, 10, None]
 
 
 def test_an_edit_beside_the_beginning_of_an_iteration_holds_for_it(stores, tmp_path, monkeypatch):
@@ -145,7 +147,7 @@ def test_an_edit_to_smaller_steps_while_larger_ones_are_looked_up(stores, monkey
     next(batches)
     # No batch is made ahead any more, and the thread looks up later steps.
     time.sleep(0.15)
-    loader.edit(Edit(step=loader.first_to_edit, global_batch_size=2))
+    loader.edit(Edit(step=loader.first_editable_step, global_batch_size=2))
     time.sleep(0.5)
     assert len(list(batches)) == 39
     assert not faults
@@ -181,7 +183,7 @@ def test_steps_that_do_not_fit_are_passed_over(stores, tmp_path, caplog):
     loader = loader_of(small, 1, steps=40)
     for step, rows in ((10, 32), (20, 2)):
         loader.edit(Edit(step=step, global_batch_size=rows))
-    fetching_module._tell_of_room.cache_clear()
+    fetching_module._warn_cache_too_small.cache_clear()
     with caplog.at_level(logging.WARNING, "batchloom"):
         for batch in loader:
             # The thread that makes batches ahead may be 3 steps further.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from batchloom import PlanError, SettingsError
-from batchloom.batches import IGNORE, Batch, forms, masks
+from batchloom.batches import IGNORE_INDEX, Batch, forms, masks
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from oracles import gpt_dataset, megatron as megatron_core, megatron_prefix
@@ -65,7 +65,7 @@ def pairs(ids, labels, *, shifts):
     """(token, the next, where it is trained) of rows whose labels are shifted by whoever takes them, or are."""
     if shifts:
         ids, labels = ids[:, :-1], labels[:, 1:]
-    trained = labels != IGNORE
+    trained = labels != IGNORE_INDEX
     return sorted(zip(ids[trained].tolist(), labels[trained].tolist(), strict=True))
 
 
@@ -93,18 +93,18 @@ def test_all_forms_train_the_same_tokens(folders, documents, options):
         batch = loader[step] if whole else loader[step].split(2)[1]
         wanted = pairs(plain(batch)["input_ids"], plain(batch)["labels"], shifts=shifts)
         flat, moved, theirs = (
-            plain(form(batch)) for form in (forms.flattened, forms.shifted, forms.megatron)
+            plain(form(batch)) for form in (forms.to_varlen, forms.to_shifted, forms.to_megatron)
         )
         if whole:
-            same(forms.flattened(batch), varlen[step])
-            same(forms.shifted(batch), shifted[step])
+            same(forms.to_varlen(batch), varlen[step])
+            same(forms.to_shifted(batch), shifted[step])
         assert pairs(flat["input_ids"], flat["labels"], shifts=shifts) == wanted
         assert pairs(moved["input_ids"], moved["labels"], shifts=False) == wanted
-        kept = np.where(theirs["loss_mask"] == 1, theirs["labels"], IGNORE)
+        kept = np.where(theirs["loss_mask"] == 1, theirs["labels"], IGNORE_INDEX)
         assert pairs(theirs["tokens"], kept, shifts=False) == wanted
         assert (theirs["labels"] >= 0).all()
         if options["packing"] == "none":
-            cut = plain(forms.padded(batch))
+            cut = plain(forms.to_padded(batch))
             assert pairs(cut["input_ids"], cut["labels"], shifts=shifts) == wanted
 
 
@@ -114,18 +114,18 @@ def test_padded_is_cut_to_its_longest_document(folders, output):
     store = write_store(folders(), documents)
     options = {"packing": "none", "output": output, "shuffle": False}
     batch = loader_of(store, **options)[0]
-    cut = forms.padded(batch, multiple_of=4)
+    cut = forms.to_padded(batch, multiple_of=4)
     assert (cut.step, cut.origin) == (batch.step, batch.origin)
     found = plain(cut)
     assert {(v.shape, v.dtype.name) for v in found.values()} == {((4, 12), "int64")}
     # The row without a document attends to one token, and has no loss.
     assert found["attention_mask"].sum(1).tolist() == [3, 9, 5, 1]
     assert found["input_ids"][1].tolist() == [8] * 9 + [store.end_id] * 3
-    assert (found["labels"][3] == IGNORE).all()
+    assert (found["labels"][3] == IGNORE_INDEX).all()
     assert found["position_ids"].tolist() == [list(range(12))] * 4
-    assert plain(forms.padded(batch))["labels"].shape == (4, 16)
-    assert plain(forms.padded(batch, multiple_of=100))["labels"].shape == (4, 32)
-    parts = [plain(forms.padded(part, multiple_of=1)) for part in batch.split(2)]
+    assert plain(forms.to_padded(batch))["labels"].shape == (4, 16)
+    assert plain(forms.to_padded(batch, multiple_of=100))["labels"].shape == (4, 32)
+    parts = [plain(forms.to_padded(part, multiple_of=1)) for part in batch.split(2)]
     assert [part["input_ids"].shape for part in parts] == [(2, 9), (2, 5)]
 
 
@@ -135,7 +135,7 @@ def test_grouping_saves_what_padded_would_pad(folders):
     places = {}
     for window in (0, 20):
         loader = loader_of(store, seq_len=256, packing="none", group_by_length=window)
-        cut = [forms.padded(batch) for batch in loader]
+        cut = [forms.to_padded(batch) for batch in loader]
         places[window] = sum(batch["attention_mask"].size for batch in cut)
         assert sum(int(batch["attention_mask"].sum()) for batch in cut) == store.tokens
     assert 1 - store.tokens / places[0] > 0.35
@@ -152,12 +152,12 @@ def test_flattened_is_what_transformers_collates(folders):
         rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
         spans = store.read(rows.documents, rows.starts, rows.lengths)
         theirs = collate([{"input_ids": span.astype(np.int64).tolist()} for span in spans])
-        same(forms.flattened(batch), theirs)
+        same(forms.to_varlen(batch), theirs)
 
 
 def test_a_flattened_batch_is_split_as_the_loaders_is(folders):
     store = write_store(folders(), [[n] * n for n in range(3, 30)])
-    ours = forms.flattened(loader_of(store)[0]).split(2)
+    ours = forms.to_varlen(loader_of(store)[0]).split(2)
     for one, other in zip(ours, loader_of(store, form="varlen")[0].split(2), strict=True):
         same(one, other)
 
@@ -167,19 +167,19 @@ def test_masks_are_the_ones_of_the_reference_model(folders, packing):
     import torch
     from torch.nn.attention.flex_attention import create_mask
 
-    from batchloom.train import block_mask
+    from batchloom.train import make_attention_mask
 
     store = write_store(folders(), [[n] * n for n in range(3, 30)])
     batch = loader_of(store, output="torch", packing=packing)[0]
-    wanted = block_mask(batch["position_ids"])
-    dense = masks.dense_mask(batch)
+    wanted = make_attention_mask(batch["position_ids"])
+    dense = masks.add_dense_mask(batch)
     assert dense["attention_mask"].dtype == torch.bool
     assert torch.equal(dense["attention_mask"], wanted)
-    ours = masks.dense_mask(loader_of(store, packing=packing)[0])["attention_mask"]
+    ours = masks.add_dense_mask(loader_of(store, packing=packing)[0])["attention_mask"]
     assert np.array_equal(ours, wanted.numpy())
-    blocks = masks.block_mask(batch)["attention_mask"]
+    blocks = masks.add_block_mask(batch)["attention_mask"]
     assert torch.equal(create_mask(blocks.mask_mod, 4, 1, 32, 32, device="cpu"), wanted)
-    assert masks.block_mask(batch).step == dense.step == 0
+    assert masks.add_block_mask(batch).step == dense.step == 0
 
 
 def llama(attention):
@@ -202,10 +202,10 @@ def llama(attention):
 @pytest.mark.parametrize(
     ("attention", "packing", "form"),
     [
-        ("sdpa", "best_fit", masks.dense_mask),
-        ("eager", "best_fit", lambda batch: masks.dense_mask(batch, additive="float32")),
-        ("sdpa", "none", forms.padded),
-        ("eager", "none", forms.padded),
+        ("sdpa", "best_fit", masks.add_dense_mask),
+        ("eager", "best_fit", lambda batch: masks.add_dense_mask(batch, additive="float32")),
+        ("sdpa", "none", forms.to_padded),
+        ("eager", "none", forms.to_padded),
     ],
 )
 def test_a_model_gives_the_loss_of_the_documents_alone(folders, attention, packing, form):
@@ -238,12 +238,12 @@ def test_a_batch_without_any_loss_has_a_finite_one(folders, mask):
     store = store_of(folders, [document, [(n, True) for n in range(3)]])
     batch = loader_of(store, output="torch", packing="none", global_batch_size=1, shuffle=False)[0]
     additive = "float32" if mask == "additive" else None
-    for one in (forms.padded(batch), masks.dense_mask(batch, additive=additive)):
-        assert (one["labels"] == IGNORE).all()
+    for one in (forms.to_padded(batch), masks.add_dense_mask(batch, additive=additive)):
+        assert (one["labels"] == IGNORE_INDEX).all()
         arrays = {k: v for k, v in one.items() if k != "labels"}
         assert torch.isfinite(llama("eager" if additive else "sdpa")(**arrays).logits).all()
-    assert not forms.megatron(batch)["loss_mask"].any()
-    assert (forms.flattened(batch)["labels"] == IGNORE).all()
+    assert not forms.to_megatron(batch)["loss_mask"].any()
+    assert (forms.to_varlen(batch)["labels"] == IGNORE_INDEX).all()
 
 
 def test_additive_masks_have_the_type_that_is_asked_for(folders):
@@ -251,14 +251,14 @@ def test_additive_masks_have_the_type_that_is_asked_for(folders):
 
     batch = loader_of(write_store(folders(), [[1, 2], [3]]), output="torch")[0]
     for name in ("float32", "bfloat16", "float16", "float64"):
-        mask = masks.dense_mask(batch, additive=name)["attention_mask"]
+        mask = masks.add_dense_mask(batch, additive=name)["attention_mask"]
         assert mask.dtype == getattr(torch, name)
         assert set(mask.unique().tolist()) == {torch.finfo(mask.dtype).min, 0.0}
     ours = loader_of(write_store(folders(), [[1, 2], [3]]))[0]
-    theirs = masks.dense_mask(batch, additive="float16")["attention_mask"].numpy()
-    assert np.array_equal(masks.dense_mask(ours, additive="float16")["attention_mask"], theirs)
+    theirs = masks.add_dense_mask(batch, additive="float16")["attention_mask"].numpy()
+    assert np.array_equal(masks.add_dense_mask(ours, additive="float16")["attention_mask"], theirs)
     with pytest.raises(SettingsError, match="additive: 'bfloat16' is none of float32, float16"):
-        masks.dense_mask(ours, additive="bfloat16")
+        masks.add_dense_mask(ours, additive="bfloat16")
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_megatron_reads_the_same_tokens_and_labels(folders, tmp_path):
     theirs = {tuple(one["tokens"].tolist()): one for one in (dataset[n] for n in range(6))}
     store = write_store(folders(), [document])
     loader = loader_of(store, seq_len=16, packing="wrap", output="torch", shuffle=False)
-    ours = [forms.megatron(batch, attention_mask=True) for batch in loader]
+    ours = [forms.to_megatron(batch, attention_mask=True) for batch in loader]
     rows = [{key: value[row] for key, value in batch.items()} for batch in ours for row in range(4)]
     for row in rows[:6]:
         other = theirs[tuple(row["tokens"].tolist())]
@@ -299,7 +299,7 @@ def test_packed_rows_have_the_positions_and_masks_megatron_resets(folders):
     resets = megatron_core("gpt_dataset")._get_ltor_masks_and_position_ids
     # The last step has padding, whose end tokens are documents to Megatron.
     for batch in [loader[step] for step in range(len(loader) - 1)]:
-        ours = forms.megatron(batch, attention_mask=True)
+        ours = forms.to_megatron(batch, attention_mask=True)
         for tokens, mask, positions in zip(
             ours["tokens"], ours["attention_mask"], ours["position_ids"], strict=True
         ):
@@ -317,32 +317,32 @@ def test_forms_are_made_behind_a_dataloader_and_not_of_rebuilt_batches(folders):
     loader = loader_of(store, output="torch")
     items = DataLoader(LoaderIterable(loader), batch_size=None, num_workers=1)
     for found, batch in zip(items, loader, strict=True):
-        same(forms.flattened(found), forms.flattened(batch))
-    for form in (forms.padded, forms.shifted, forms.flattened, forms.megatron):
+        same(forms.to_varlen(found), forms.to_varlen(batch))
+    for form in (forms.to_padded, forms.to_shifted, forms.to_varlen, forms.to_megatron):
         with pytest.raises(PlanError, match=f"rebuilt.*which {form.__name__} needs: make the form"):
             form(Batch(dict(batch)))
 
 
 def test_what_a_form_cannot_take_is_refused(folders):
     store = write_store(folders(), [[n] * n for n in range(3, 30)])
-    with pytest.raises(PlanError, match=r"holds \d documents.*packing='none'.*flattened"):
-        forms.padded(loader_of(store)[0])
+    with pytest.raises(PlanError, match=r"holds \d documents.*packing='none'.*to_varlen"):
+        forms.to_padded(loader_of(store)[0])
     with pytest.raises(SettingsError, match="multiple_of: 0 is no whole number"):
-        forms.padded(loader_of(store, packing="none")[0], multiple_of=0)
+        forms.to_padded(loader_of(store, packing="none")[0], multiple_of=0)
     varlen = loader_of(store, form="varlen")[0]
-    for form in (forms.padded, forms.flattened):
+    for form in (forms.to_padded, forms.to_varlen):
         with pytest.raises(PlanError, match="the batch is varlen.*form='rows'"):
             form(varlen)
     options = {"labels": "shifted", "mesh": Mesh(context=2), "output": "torch"}
     sliced = loader_of(store, **options, world_size=2)[0]
-    for form in (forms.padded, forms.flattened, masks.dense_mask, masks.block_mask):
+    for form in (forms.to_padded, forms.to_varlen, masks.add_dense_mask, masks.add_block_mask):
         with pytest.raises(PlanError, match=f"{form.__name__} takes whole rows.*rank's slice"):
             form(sliced)
-    assert forms.megatron(sliced)["loss_mask"].shape == (4, 16)
+    assert forms.to_megatron(sliced)["loss_mask"].shape == (4, 16)
     with pytest.raises(SettingsError, match="give Loader\\(output='torch'\\)"):
-        masks.block_mask(loader_of(store)[0])
+        masks.add_block_mask(loader_of(store)[0])
     plain = dict(loader_of(store, output="torch")[0])
-    for form in (masks.dense_mask, masks.block_mask):
+    for form in (masks.add_dense_mask, masks.add_block_mask):
         with pytest.raises(PlanError, match=f"rebuilt.*which {form.__name__} needs: make the form"):
             form(plain)
 
@@ -350,11 +350,11 @@ def test_what_a_form_cannot_take_is_refused(folders):
 def test_masks_of_parts(folders):
     torch = pytest.importorskip("torch")
     batch = loader_of(write_store(folders(), [[n] * n for n in range(3, 30)]), output="torch")[0]
-    with pytest.raises(PlanError, match="split first, then block_mask each part"):
-        masks.block_mask(batch).split(2)
-    whole = masks.dense_mask(batch)["attention_mask"]
-    for part, dense in zip(batch.split(2), masks.dense_mask(batch).split(2), strict=True):
-        seen = masks.block_mask(part)["attention_mask"]
+    with pytest.raises(PlanError, match="split first, then add_block_mask to each part"):
+        masks.add_block_mask(batch).split(2)
+    whole = masks.add_dense_mask(batch)["attention_mask"]
+    for part, dense in zip(batch.split(2), masks.add_dense_mask(batch).split(2), strict=True):
+        seen = masks.add_block_mask(part)["attention_mask"]
         size, seq_len = part["input_ids"].shape
         rows, places = torch.arange(size)[:, None, None], torch.arange(seq_len)
         told = seen.mask_mod(rows, 0, places[:, None], places)
@@ -365,14 +365,14 @@ def test_masks_of_parts(folders):
 def test_forms_of_forms(folders):
     store = write_store(folders(), [[n] * n for n in range(3, 30)])
     batch = loader_of(store, packing="none")[0]
-    cut = forms.padded(batch)
-    same(forms.flattened(cut), forms.flattened(batch))
-    moved = forms.shifted(cut)
+    cut = forms.to_padded(batch)
+    same(forms.to_varlen(cut), forms.to_varlen(batch))
+    moved = forms.to_shifted(cut)
     assert pairs(cut["input_ids"], cut["labels"], shifts=True) == pairs(
         moved["input_ids"], moved["labels"], shifts=False
     )
-    same(forms.shifted(moved), moved)
-    assert all(a <= b for a, b in pairwise(forms.flattened(cut)["cu_seq_lens_q"]))
+    same(forms.to_shifted(moved), moved)
+    assert all(a <= b for a, b in pairwise(forms.to_varlen(cut)["cu_seq_lens_q"]))
 
 
 @pytest.mark.parametrize("form", ["rows", "varlen"])
@@ -392,9 +392,12 @@ def test_masks_are_moved_with_their_batch_and_arrays_are_not(folders):
     store = store_of(folders, [[(n % 256, True) for n in range(20)]] * 9)
     batch = loader_of(store, output="torch")[0]
     masked = Batch(
-        {**batch, "attention_mask": {"full_attention": masks.dense_mask(batch)["attention_mask"]}}
+        {
+            **batch,
+            "attention_mask": {"full_attention": masks.add_dense_mask(batch)["attention_mask"]},
+        }
     )
     assert masked.to("meta")["attention_mask"]["full_attention"].device.type == "meta"
-    moved = masks.block_mask(batch).to("cpu")["attention_mask"]
-    assert moved.shape == masks.block_mask(batch)["attention_mask"].shape
+    moved = masks.add_block_mask(batch).to("cpu")["attention_mask"]
+    assert moved.shape == masks.add_block_mask(batch)["attention_mask"].shape
     same(loader_of(store)[0].to("cpu"), batch)

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from batchloom.batches import leakage, leaks, takes
+from batchloom.batches import accepts_argument, is_leaking, measure_leakage
 
 NAN = float("nan")
 
@@ -25,7 +25,7 @@ NAN = float("nan")
     ],
 )
 def test_a_leak_is_measured_by_what_no_isolation_would_do(packed, mixed, half, leak):
-    assert leaks(packed, mixed, half=half) is leak
+    assert is_leaking(packed, mixed, half=half) is leak
 
 
 def test_a_batch_of_a_probe_knows_its_spans_and_may_come_back_in_one_row():
@@ -38,7 +38,7 @@ def test_a_batch_of_a_probe_knows_its_spans_and_may_come_back_in_one_row():
         known = torch.nn.functional.one_hot(batch["input_ids"] + batch["position_ids"], 16).float()
         return known.reshape(1, -1, 16)
 
-    packed, mixed = leakage(logits, documents, 2)
+    packed, mixed = measure_leakage(logits, documents, 2)
     assert (packed, mixed > 0) == (0.0, True)
     rows = next(one for one in seen if one.cuts.pointers.tolist() == [0, 2, 4])
     assert rows.cuts.places.tolist() == [0, 3, 0, 2]
@@ -59,5 +59,5 @@ def test_what_a_model_takes():
         def forward(self, input_ids, **kwargs):
             return input_ids
 
-    assert [takes(Named(), name) for name in ("position_ids", "labels")] == [True, False]
-    assert takes(Anything(), "position_ids")
+    assert [accepts_argument(Named(), name) for name in ("position_ids", "labels")] == [True, False]
+    assert accepts_argument(Anything(), "position_ids")

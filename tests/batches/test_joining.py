@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.batches.media.array_reuse import Recycled
-from batchloom.batches.media.feature_join import Joining, Shapes
+from batchloom.batches.media.array_reuse import ArrayPool
+from batchloom.batches.media.feature_join import FeatureJoin, FeatureShapes
 from batchloom.core.medium import AudioFacts, ImageFacts
-from batchloom.media import joined
+from batchloom.media import join_features
 from batchloom.store.format import StoredMedium
 from tiers import examples
 
@@ -26,11 +26,11 @@ def of_grid(grid, seed=0, width=3):
 
 
 def join(shapes, memory, media, made):
-    joining = Joining(shapes, memory, media)
+    joining = FeatureJoin(shapes, memory, media)
     for number in reversed(range(len(made))):
         joining.put(number, made[number])
     whole, sizes = joining.done()
-    wanted = joined(made)
+    wanted = join_features(made)
     assert whole.keys() == wanted.keys() == sizes.keys()
     for name, array in whole.items():
         np.testing.assert_array_equal(array, wanted[name])
@@ -51,7 +51,7 @@ def join(shapes, memory, media, made):
     st.integers(0, 2**32),
 )
 def test_batches_of_grids(batches, seed):
-    shapes, memory = Shapes(), Recycled()
+    shapes, memory = FeatureShapes(), ArrayPool()
     for batch in batches:
         media = [IMAGE._replace(grid=grid) for grid in batch]
         join(shapes, memory, media, [of_grid(grid, seed + n) for n, grid in enumerate(batch)])
@@ -61,14 +61,14 @@ def test_batches_of_grids(batches, seed):
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_features_that_are_not_alike(batches):
     """As tiles of LLaVA-NeXT: of some images more than of others, which are filled up."""
-    shapes, memory = Shapes(), Recycled()
+    shapes, memory = FeatureShapes(), ArrayPool()
     for batch in batches:
         made = [{"pixel_values": np.full((1, tiles, 2), n + 1.0)} for n, tiles in enumerate(batch)]
         join(shapes, memory, [IMAGE._replace(grid=(0, 0, 0))] * len(batch), made)
 
 
 def test_what_was_alike_and_is_no_more():
-    shapes, memory = Shapes(), Recycled()
+    shapes, memory = FeatureShapes(), ArrayPool()
     media = [IMAGE._replace(grid=(0, 0, 0))] * 2
     alike = [{"a": np.ones((1, 3))}, {"a": np.zeros((1, 3))}]
     join(shapes, memory, media, alike)
@@ -80,7 +80,7 @@ def test_what_was_alike_and_is_no_more():
 
 
 def test_images_and_sounds_have_names_of_their_own():
-    shapes, memory = Shapes(), Recycled()
+    shapes, memory = FeatureShapes(), ArrayPool()
     media = [IMAGE._replace(grid=(1, 2, 2)), SOUND, IMAGE._replace(grid=(1, 1, 3))]
     made = [of_grid((1, 2, 2)), {"input_features": np.ones((1, 4, 4))}, of_grid((1, 1, 3), 1)]
     for _ in range(3):
@@ -89,17 +89,19 @@ def test_images_and_sounds_have_names_of_their_own():
 
 
 def test_threads_put_each_their_own():
-    shapes, memory = Shapes(), Recycled()
+    shapes, memory = FeatureShapes(), ArrayPool()
     media = [IMAGE._replace(grid=(1, 3, n + 1)) for n in range(40)]
     made = [of_grid(one.grid, n, 5000) for n, one in enumerate(media)]
     join(shapes, memory, media, made)
-    joining = Joining(shapes, memory, media)
+    joining = FeatureJoin(shapes, memory, media)
     threads = [Thread(target=joining.put, args=(n, one)) for n, one in enumerate(made)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    np.testing.assert_array_equal(joining.done()[0]["pixel_values"], joined(made)["pixel_values"])
+    np.testing.assert_array_equal(
+        joining.done()[0]["pixel_values"], join_features(made)["pixel_values"]
+    )
 
 
 def address(array):
@@ -108,7 +110,7 @@ def address(array):
 
 @pytest.mark.parametrize("keep", [lambda a: a, lambda a: a[1:], lambda a: a.reshape(-1)[::2]])
 def test_memory_is_used_again_when_nobody_holds_it(keep):
-    memory = Recycled()
+    memory = ArrayPool()
     first = memory.array((1024, 2048), np.dtype("<f4"))
     place = address(first)
     held = keep(first)
@@ -129,7 +131,7 @@ def test_memory_is_used_again_when_nobody_holds_it(keep):
 def test_a_tensor_holds_its_memory():
     import torch
 
-    memory = Recycled()
+    memory = ArrayPool()
     tensor = torch.from_numpy(memory.array((1024, 2048), np.dtype("<f4")))[3:]
     place = tensor.untyped_storage().data_ptr()
     gc.collect()
@@ -140,6 +142,6 @@ def test_a_tensor_holds_its_memory():
 
 
 def test_small_arrays_are_the_allocators():
-    array = Recycled().array((3, 2), np.dtype("<i8"))
+    array = ArrayPool().array((3, 2), np.dtype("<i8"))
     assert array.base is None
     assert array.shape == (3, 2)

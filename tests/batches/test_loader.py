@@ -12,7 +12,7 @@ import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError, StoreError
 from batchloom.batches import BatchOptions, BatchSpec, PlanOptions, find_world
 from batchloom.batches.loading import left_out as left_out_module, pool_tables as tables_module
-from batchloom.batches.producer_thread import Ahead
+from batchloom.batches.producer_thread import PrefetchIterator
 from batchloom.testing import write_store
 from tiers import examples
 
@@ -316,7 +316,7 @@ def test_what_is_left_out_is_told_once_by_rank_0(tmp_path, caplog, overlong, sen
 def test_what_a_large_store_leaves_out_is_counted_after_the_first_batch(
     tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr(left_out_module, "_AT_ONCE", 3)
+    monkeypatch.setattr(left_out_module, "_MAX_INLINE_COUNT", 3)
     store = write_store(tmp_path, [[1] * n for n in (3, 9, 10, 8)])
     iterator = iter(make(store, seq_len=8, global_batch_size=1, overlong="drop"))
     next(iterator)
@@ -361,7 +361,7 @@ def test_errors_arrive_in_order_and_the_thread_ends():
 
     got = []
     with pytest.raises(Trouble, match="three"):
-        for item in Ahead(build, 0, 2):
+        for item in PrefetchIterator(build, 0, 2):
             got.append(item)  # noqa: PERF402 - what came before the error counts
     assert got == [0, 1, 2]
     assert producers_end()
@@ -369,7 +369,7 @@ def test_errors_arrive_in_order_and_the_thread_ends():
 
 def test_the_producer_stays_a_bounded_number_ahead_and_stops_when_left():
     made = []
-    ahead = iter(Ahead(lambda n: made.append(n) or n, 0, 3))
+    ahead = iter(PrefetchIterator(lambda n: made.append(n) or n, 0, 3))
     assert next(ahead) == 0
     deadline = time.monotonic() + 120
     while len(made) < 3 and time.monotonic() < deadline:
@@ -386,7 +386,7 @@ def test_items_come_in_order_from_both_threads():
         return number if number < 500 else None
 
     got = []
-    for item in Ahead(slow, 0, 4):
+    for item in PrefetchIterator(slow, 0, 4):
         if item % 7 == 0:
             time.sleep(0.001)
         got.append(item)
@@ -466,7 +466,9 @@ def test_a_step_that_is_none(store):
 
 def test_small_plans_start_no_process(store, monkeypatch):
     monkeypatch.setattr(
-        tables_module, "count_beside", lambda *_: pytest.fail("a process for 400 documents")
+        tables_module,
+        "start_counting_process",
+        lambda *_: pytest.fail("a process for 400 documents"),
     )
     assert list(make(store))
 
@@ -529,7 +531,7 @@ def test_an_edit_of_grouped_rows_begins_at_the_next_window(tmp_path):
     loader = make(store, **sizes, plan=PlanOptions(group_by_length=5), prefetch=0)
     batches = iter(loader)
     next(batches)
-    assert loader.first_to_edit == 5
+    assert loader.first_editable_step == 5
     with pytest.raises(PlanError, match="step 7 lies inside a window of 5 steps.*step=10"):
         loader.edit(batchloom.Edit(step=7, seq_len=32))
     loader.edit(batchloom.Edit(step=5, seq_len=32))

@@ -11,8 +11,8 @@ import pytest
 
 import batchloom
 from batchloom import Mixture, PlanError, SettingsError
-from batchloom.batches import Batch, Cost, Meter, metrics, transformer_cost
-from batchloom.batches.metrics_exchange import Board
+from batchloom.batches import Batch, Meter, ModelCost, metrics, transformer_cost
+from batchloom.batches.metrics_exchange import MetricsExchange
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from processes import run_two_ranks
@@ -69,7 +69,7 @@ def test_one_rank_tells_what_the_batches_of_all_hold(store, mixture, options, mi
     tokens = np.array([[batch["cu_seq_lens_q"][-1] for batch in step] for step in batches])
     trained = sum(int((batch["labels"] >= 0).sum()) for step in batches for batch in step)
     loader = make(data, **options)
-    figures = done(loader, steps).figures()
+    figures = done(loader, steps).metrics()
 
     assert figures["perf/tokens"] == tokens.sum()
     assert figures["perf/global_seq_len_avg"] == pytest.approx(tokens.mean())
@@ -88,7 +88,7 @@ def test_one_rank_tells_what_the_batches_of_all_hold(store, mixture, options, mi
     assert sum(figures[f"data/{name}/tokens"] for name in names) == tokens.sum()
     assert figures["data/synthetic"] == 0
     # What was told is told once.
-    assert "perf/tokens" not in done(loader, 0).figures()
+    assert "perf/tokens" not in done(loader, 0).metrics()
 
 
 def test_an_epoch_is_told_to_the_sequence(store, mixture):
@@ -98,20 +98,20 @@ def test_an_epoch_is_told_to_the_sequence(store, mixture):
     seen = []
     for step in range(2 * whole):
         meter.step(step)
-        seen.append(meter.figures()["data/data/epoch"])
+        seen.append(meter.metrics()["data/data/epoch"])
     assert seen == sorted(seen)
     assert (seen[whole - 1], seen[-1]) == (1.0, 2.0)
     assert max(np.diff(seen)) < 3 / whole
     ended = make(store, world_size=1, steps=None, epochs=2)
-    assert done(ended, len(ended)).figures()["data/data/epoch"] == 2
-    weighted = done(make(mixture, steps=40), 40).figures()
+    assert done(ended, len(ended)).metrics()["data/data/epoch"] == 2
+    weighted = done(make(mixture, steps=40), 40).metrics()
     assert weighted["data/web/epoch"] > 2 * weighted["data/code/epoch"] > 0
 
 
 def test_attention_costs_the_squares_of_true_lengths(store):
     loader = make(store, world_size=1)
     cost = transformer_cost(parameters=1000, layers=2, width=32)
-    figures = done(loader, 2, cost=cost, peak_flops=1e12, devices=8).figures()
+    figures = done(loader, 2, cost=cost, peak_flops=1e12, devices=8).metrics()
     rows = loader.plan.rows(0, 24)
     flops = 6 * 1000 * rows.lengths.sum() + 12 * 2 * 32 * (rows.lengths**2).sum()
     each = flops / figures["perf/seconds"] / 8
@@ -122,7 +122,7 @@ def test_attention_costs_the_squares_of_true_lengths(store):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"peak_flops": 0, "cost": Cost(per_token=1)}, "peak_flops: 0 is no number above 0"),
+        ({"peak_flops": 0, "cost": ModelCost(per_token=1)}, "peak_flops: 0 is no number above 0"),
         ({"peak_flops": 1e15}, "cost: missing"),
         ({"devices": 0}, "devices: 0 is no whole number"),
     ],
@@ -131,7 +131,7 @@ def test_numbers_that_are_none(store, options, said):
     with pytest.raises(SettingsError, match=said):
         Meter(make(store), **options)
     with pytest.raises(SettingsError, match="per_pair: -1 is no number from 0 on"):
-        Cost(per_token=1, per_pair=-1)
+        ModelCost(per_token=1, per_pair=-1)
     for number in ("x", 10**400, -1, True, float("nan")):
         with pytest.raises(SettingsError, match="parameters: .* is no number from 0 on"):
             transformer_cost(parameters=number)
@@ -143,7 +143,7 @@ def test_a_step_is_a_batch_or_a_whole_number(store, step):
     with pytest.raises(SettingsError, match="step: .* is no whole number from 0 on; give that of"):
         meter.step(step)
     meter.step(np.int64(2))
-    assert meter.figures()["data/step"] == 3
+    assert meter.metrics()["data/step"] == 3
 
 
 def test_what_cannot_be_trained_is_refused(store):
@@ -153,7 +153,7 @@ def test_what_cannot_be_trained_is_refused(store):
             meter.step(0, trained=number)
     meter.step(0, trained=1e12)
     with pytest.raises(SettingsError, match="trained: 1,000,000,000,000 were told of step 0"):
-        meter.figures()
+        meter.metrics()
 
 
 @pytest.mark.parametrize("looked", [False, True])
@@ -171,7 +171,7 @@ def test_micro_batches_of_a_step_are_one_step(tmp_path, store, looked):
             for part in batch.split(3):
                 parts.step(part)
                 trained.step(batch.step, trained=int((part["labels"] >= 0).sum()))
-        first, second, third = (one.figures() for one in (whole, parts, trained))
+        first, second, third = (one.metrics() for one in (whole, parts, trained))
         assert (second["perf/steps"], second["perf/tokens"]) == (3, first["perf/tokens"])
         shares = [one for one in first if one.endswith("trained_share")]
         assert [first[one] for one in shares] == [second[one] for one in shares]
@@ -179,7 +179,7 @@ def test_micro_batches_of_a_step_are_one_step(tmp_path, store, looked):
         if looked:
             # What more is told of a step whose figures were given is none.
             parts.step(2)
-            assert "perf/tokens" not in parts.figures()
+            assert "perf/tokens" not in parts.metrics()
 
 
 @pytest.mark.parametrize("align", [1, 4])
@@ -191,7 +191,7 @@ def test_a_rank_without_a_span_computes_padding(tmp_path, align):
     batches = [loader.batch(step) for loader in ranks for step in range(steps)]
     assert any((batch["labels"] < 0).all() for batch in batches)
     places = sum(batch["input_ids"].size for batch in batches)
-    share = done(ranks[0], steps).figures()["perf/padding_share"]
+    share = done(ranks[0], steps).metrics()["perf/padding_share"]
     assert share == pytest.approx(1 - 7 * 60 / places)
 
 
@@ -203,14 +203,14 @@ def test_masks_are_counted_in_this_ranks_labels_or_given(tmp_path):
     batches = [loader.batch(step) for step in range(3)]
     for batch in batches:
         meter.step(batch)
-    figures = meter.figures()
+    figures = meter.metrics()
     kept = sum(int((batch["labels"] >= 0).sum()) for batch in batches)
     tokens = sum(loader.tokens(step) for step in range(3))
     assert "perf/trained_share" not in figures
     assert figures["rank/trained_share"] == pytest.approx(kept / tokens)
     for step in range(3):
         meter.step(step, trained=loader.trained_tokens(step))
-    figures = meter.figures()
+    figures = meter.metrics()
     whole = sum(loader.trained_tokens(step) for step in range(3))
     assert figures["perf/trained_share"] == pytest.approx(whole / figures["perf/tokens"])
 
@@ -225,16 +225,16 @@ def test_the_wait_for_data_is_measured_and_what_follows_a_step_is_not(store):
     meter = Meter(loader)
     for _ in meter.over(slow(loader)):
         pass
-    figures = meter.figures()
+    figures = meter.metrics()
     assert figures["perf/steps"] == 4
     assert figures["perf/seconds"] >= 0.2
     assert figures["perf/data_wait_share"] > 0.5
     for batch in meter.over():
         meter.step(batch)
         time.sleep(0.3)
-    assert meter.figures()["perf/seconds"] < 4 * 0.3
+    assert meter.metrics()["perf/seconds"] < 4 * 0.3
     # Without over nobody knows.
-    assert "perf/data_wait_share" not in done(loader, 2).figures()
+    assert "perf/data_wait_share" not in done(loader, 2).metrics()
 
 
 def test_what_came_before_the_clock_began_is_no_part_of_a_step(store, monkeypatch):
@@ -243,13 +243,13 @@ def test_what_came_before_the_clock_began_is_no_part_of_a_step(store, monkeypatc
     meter = Meter(make(store))
     meter.begin()
     meter.step(0)
-    assert meter.figures()["perf/seconds"] == 3.0
+    assert meter.metrics()["perf/seconds"] == 3.0
 
 
 def test_a_long_while_without_a_look_is_told_of_its_last_steps(store, monkeypatch):
-    monkeypatch.setattr(metrics, "_MOST_ROWS", 30)
+    monkeypatch.setattr(metrics, "_MAX_ROWS", 30)
     meter = done(make(store), 9)
-    figures = meter.figures()
+    figures = meter.metrics()
     assert (figures["perf/steps"], figures["data/step"]) == (2, 9)
     rows = make(store).plan.rows(7 * 12, 9 * 12)
     assert figures["perf/tokens"] == rows.lengths.sum()
@@ -271,7 +271,7 @@ def test_a_stream_tells_of_this_rank_alone(tmp_path):
     loader = batchloom.Loader(stream, rank=1, world_size=2, output="numpy")
     meter = Meter(loader)
     kept = sum(int((batch["labels"] >= 0).sum()) for batch in meter.over())
-    figures = meter.figures()
+    figures = meter.metrics()
     assert {name for name in figures if name.startswith("perf/")} == {"perf/data_wait_share"}
     assert figures["rank/trained_share"] == pytest.approx(kept / figures["rank/tokens"])
     assert figures["rank/packing_efficiency"] == figures["rank/tokens"] / (3 * 2 * 64)
@@ -280,7 +280,7 @@ def test_a_stream_tells_of_this_rank_alone(tmp_path):
 
 def test_what_is_made_up_says_so_and_is_counted_for_all_ranks():
     store = batchloom.open_store("dummy:documents=50,seed=3")
-    figures = done(make(store, world_size=2, balance=False), 2).figures()
+    figures = done(make(store, world_size=2, balance=False), 2).metrics()
     assert figures["data/synthetic"] == 1
     rank = make(store, world_size=2)
     assert figures["perf/tokens"] == 2 * sum(rank.tokens(step) for step in range(2))
@@ -288,8 +288,8 @@ def test_what_is_made_up_says_so_and_is_counted_for_all_ranks():
 
 def test_mesh_peers_are_devices_and_not_ranks(store):
     mesh = Mesh(tensor=2, context=2)
-    figures = done(make(store, world_size=8, mesh=mesh, labels="shifted"), 2).figures()
-    alone = done(make(store, world_size=2), 2).figures()
+    figures = done(make(store, world_size=8, mesh=mesh, labels="shifted"), 2).metrics()
+    alone = done(make(store, world_size=2), 2).metrics()
     assert figures["perf/global_seq_len_avg"] == alone["perf/global_seq_len_avg"]
     assert figures["perf/tokens_per_s_per_gpu"] == figures["perf/tokens_per_s"] / 8
 
@@ -304,7 +304,7 @@ def until(found, seconds=60):
 def test_a_rank_that_says_nothing_is_not_waited_for():
     torch = pytest.importorskip("torch.distributed")
     store = torch.HashStore()
-    first, second = Board(store, 0, 3, "run"), Board(store, 1, 3, "run")
+    first, second = MetricsExchange(store, 0, 3, "run"), MetricsExchange(store, 1, 3, "run")
     assert first.heard() == {}
     second.leave({"step": 7.0})
     assert until(first.heard) == {1: {"step": 7.0}}
@@ -325,7 +325,7 @@ def test_a_store_whose_host_hangs_or_is_gone_stops_nobody(caplog):
     with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
         try:
             store = torch.TCPStore("127.0.0.1", int(host.stdout.readline()), is_master=False)
-            board = Board(store, 0, 2, "run")
+            board = MetricsExchange(store, 0, 2, "run")
             board.leave({"step": 1.0})
             assert until(board.heard) == {0: {"step": 1.0}}
             host.send_signal(signal.SIGSTOP)

@@ -23,10 +23,10 @@ from batchloom import (
     StateError,
     open_store,
 )
-from batchloom.batches import IGNORE
+from batchloom.batches import IGNORE_INDEX
 from batchloom.plan import SourceSpec
-from batchloom.store import MANIFEST_NAME, manifest_bytes, remove_documents
-from batchloom.store.format import seal
+from batchloom.store import MANIFEST_NAME, encode_manifest, remove_documents
+from batchloom.store.format import seal_manifest
 from batchloom.testing import append_documents, write_store
 from single_settings import make_loader
 
@@ -80,7 +80,7 @@ def expected(loader, step):
     shape = (len(rows), spec.seq_len)
     stores = list(loader.plan.stores.values())
     ids = np.full(shape, stores[0].end_id)
-    labels, positions = np.full(shape, IGNORE), np.zeros(shape, np.int64)
+    labels, positions = np.full(shape, IGNORE_INDEX), np.zeros(shape, np.int64)
     for row in range(len(rows)):
         filled = 0
         for at in range(rows.pointers[row], rows.pointers[row + 1]):
@@ -93,8 +93,8 @@ def expected(loader, step):
             if rows.banned is not None and rows.banned[at]:
                 own, trained = np.full(length, store.end_id), np.zeros(length, bool)
             ids[row, place : place + length] = own
-            targets = np.where(trained, own, IGNORE)
-            targets[0] = IGNORE
+            targets = np.where(trained, own, IGNORE_INDEX)
+            targets[0] = IGNORE_INDEX
             labels[row, place : place + length] = targets
             positions[row, place : place + length] = np.arange(length)
             filled = place + length
@@ -214,7 +214,7 @@ def test_an_edit_of_the_next_step_that_can_change_is_in_it(stores):
                 if batch.step == 10:
                     for _ in range(400):
                         with contextlib.suppress(PlanError):
-                            loader.edit(Edit(step=loader.first_to_edit, **change))
+                            loader.edit(Edit(step=loader.first_editable_step, **change))
                             break
             fresh = make(loader.plan)
             wrong = [s for s, batch in served.items() if not same(batch, fresh.batch(s))]
@@ -228,19 +228,19 @@ def test_the_first_step_to_edit_is_the_same_however_fast_a_rank_is(stores, prefe
     def bounds(rank, wait):
         loader = make(mixed(stores), prefetch=prefetch, rank=rank, world_size=2)
         loader.edit(Edit(step=0, weights={"a": 1, "b": 1}))
-        found = [loader.first_to_edit]
+        found = [loader.first_editable_step]
         for _ in loader:
             time.sleep(wait)
-            found.append(loader.first_to_edit)
+            found.append(loader.first_editable_step)
             with pytest.raises(PlanError, match=f"the first that can change is {found[-1]}"):
                 loader.edit(Edit(step=found[-1] - 1, skip=1))
-        return [*found, loader.first_to_edit]
+        return [*found, loader.first_editable_step]
 
     fast, slow = bounds(0, 0), bounds(1, 0.003)
     assert fast == slow == [0, *(step + 2 + prefetch for step in range(40)), 40]
     loader = make(mixed(stores), prefetch=prefetch)
     next(iter(loader))
-    assert loader.first_to_edit == 1
+    assert loader.first_editable_step == 1
 
 
 @pytest.mark.parametrize("form", ["rows", "varlen"])
@@ -257,7 +257,7 @@ def test_a_ban_is_padding_in_place(stores, form, labels):
         seen += changed.sum()
         assert (other["input_ids"][changed] == stores["a"].end_id).all()
         differ = one["labels"] != other["labels"]
-        assert (other["labels"][differ] == IGNORE).all()
+        assert (other["labels"][differ] == IGNORE_INDEX).all()
     assert seen
     assert banned.trained_tokens(3) == (banned[3]["labels"] >= 0).sum() < plain.trained_tokens(3)
 
@@ -302,8 +302,8 @@ def test_synthetic_stores_mix_and_say_so():
 
 def test_long_conversations_are_left_out_and_texts_cut(tmp_path, stores, caplog):
     chats = write_store(tmp_path / "chat", documents(4, 60), trained=None)
-    changed = seal(as_conversations(chats.manifest))
-    (chats.path / MANIFEST_NAME).write_bytes(manifest_bytes(changed))
+    changed = seal_manifest(as_conversations(chats.manifest))
+    (chats.path / MANIFEST_NAME).write_bytes(encode_manifest(changed))
     chats = open_store(chats.path)
     with caplog.at_level(logging.WARNING, "batchloom"):
         loader = make(Mixture({"a": 1, "chat": 1}, stores={"a": stores["a"], "chat": chats}))
@@ -353,7 +353,7 @@ def test_the_tables_of_several_stores_are_counted_beside(tmp_path, monkeypatch):
     found = [path for name in "ab" for path in (tmp_path / name / "plans").glob("*.counts")]
     assert len(found) == 2
     again = make(mixture, steps=None, pool_size=8)
-    assert again.plan.orders.counted
+    assert again.plan.orders.is_counted
     assert len(list(again)) == len(again) == steps
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from batchloom import Mixture, PlanError, SettingsError
-from batchloom.batches import mixture_from
+from batchloom.batches import read_mixture
 from batchloom.core.errors import InputMissingError, RecordError
 from batchloom.plan import SourceSpec, Stage
 from batchloom.testing import append_documents, write_store
@@ -34,7 +34,7 @@ def test_a_file_says_what_a_mixture_can_be_given(stores, tmp_path):
         stages: [{step: 10, weights: size}, {step: 20, weights: {code: 1}}]
         """
     )
-    mixture = mixture_from(file)
+    mixture = read_mixture(file)
     assert {name: (s.path.name, len(s)) for name, s in mixture.stores.items()} == {
         "web": ("web", 10),
         "code": ("code", 10),
@@ -53,7 +53,7 @@ def test_a_file_says_what_a_mixture_can_be_given(stores, tmp_path):
 
 
 def test_a_text_names_sources_by_their_folders(stores):
-    mixture = mixture_from("stores/web=0.7, stores/code/=3,stores/math")
+    mixture = read_mixture("stores/web=0.7, stores/code/=3,stores/math")
     assert mixture.weights == {"web": 0.7, "code": 3.0}
     assert list(mixture.stores) == ["web", "code", "math"]
 
@@ -63,7 +63,7 @@ def test_synthetic_data_is_named_as_anywhere(tmp_path):
     file.write_text(
         "weights: size\nstores: {a: 'dummy:documents=10', b: {path: 'dummy:documents=20'}}\n"
     )
-    mixture = mixture_from(str(file))
+    mixture = read_mixture(str(file))
     assert [len(store) for store in mixture.stores.values()] == [10, 20]
     assert all(store.contents.synthetic for store in mixture.stores.values())
 
@@ -79,7 +79,7 @@ def test_every_problem_of_a_file_is_told_at_once(stores, tmp_path):
         """
     )
     with pytest.raises(SettingsError) as caught:
-        mixture_from(file)
+        read_mixture(file)
     told = "\n".join(caught.value.problems)
     assert all(problem.startswith(f"{file}: ") for problem in caught.value.problems)
     for words in (
@@ -114,7 +114,7 @@ def test_a_file_that_is_wrong_in_every_way_is_mended_in_two_rounds(stores, tmp_p
         """
     )
     with pytest.raises(SettingsError) as caught:
-        mixture_from(file)
+        read_mixture(file)
     told = [problem.removeprefix(f"{file}: ") for problem in caught.value.problems]
     assert sorted({problem.split(":")[0] for problem in told}) == [
         *("colour", "exhausted", "most_epochs"),
@@ -126,14 +126,14 @@ def test_a_file_that_is_wrong_in_every_way_is_mended_in_two_rounds(stores, tmp_p
     assert len(set(told)) == len(told)
     file.write_text("weights: {web: 1}\nstores: {web: stores/web, gpt2: stores/gpt2}\n")
     with pytest.raises(PlanError, match="different tokenizers"):
-        mixture_from(file)
+        read_mixture(file)
 
 
 def test_values_are_told_where_no_stores_are_named(tmp_path):
     file = tmp_path / "m.yaml"
     file.write_text("weights: {web: -1, rest: {weight: 1, sources: [a, 3]}}\nunit: x\n")
     with pytest.raises(SettingsError) as caught:
-        mixture_from(file)
+        read_mixture(file)
     told = "\n".join(caught.value.problems)
     for words in (
         "stores: missing",
@@ -168,7 +168,7 @@ def test_what_a_mixture_refuses_is_named_with_the_file(stores, tmp_path, text, w
     file = tmp_path / "m.yaml"
     file.write_text(f"stores: {{web: stores/web}}\n{text}\n")
     with pytest.raises(SettingsError) as caught:
-        mixture_from(file)
+        read_mixture(file)
     assert any(p.startswith(f"{file}: {words}") for p in caught.value.problems), caught.value
 
 
@@ -196,7 +196,7 @@ def test_what_a_mixture_refuses_is_named_with_the_file(stores, tmp_path, text, w
 )
 def test_what_a_text_must_not_be(stores, text, error, words):
     with pytest.raises(error) as caught:
-        mixture_from(text)
+        read_mixture(text)
     assert words in str(caught.value)
 
 
@@ -204,14 +204,14 @@ def test_a_file_that_is_no_mapping_or_no_yaml(tmp_path):
     for text, error in (("- 1", SettingsError), ("a: [", RecordError), ("", InputMissingError)):
         (tmp_path / "m.yaml").write_text(text)
         with pytest.raises(error):
-            mixture_from(tmp_path / "m.yaml")
+            read_mixture(tmp_path / "m.yaml")
 
 
 def test_a_store_of_another_tokenizer_is_named(stores, tmp_path):
     write_store(stores / "gpt2", [[1, 2, 3]], tokenizer="gpt2")
     with pytest.raises(PlanError, match="'web' and 'gpt2' were made with different tokenizers"):
-        mixture_from("stores/web=1,stores/gpt2=1")
+        read_mixture("stores/web=1,stores/gpt2=1")
 
 
 def test_the_public_name_is_the_value(stores):
-    assert isinstance(mixture_from("stores/web=1"), Mixture)
+    assert isinstance(read_mixture("stores/web=1"), Mixture)

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import PlanError, SettingsError
-from batchloom.batches import IGNORE, with_augment
+from batchloom.batches import IGNORE_INDEX, add_augment_state
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from single_settings import make_loader
@@ -44,7 +44,7 @@ def rows_of(batches):
         b"".join(joined[key][r].tobytes() for key in KEYS) for r in range(len(joined["labels"]))
     ]
     targets = joined["labels"]
-    return sorted(rows), np.sort(targets[targets != IGNORE])
+    return sorted(rows), np.sort(targets[targets != IGNORE_INDEX])
 
 
 def put_together(parts, mesh):
@@ -97,7 +97,7 @@ def test_a_step_is_the_same_for_every_topology(store, data):
     held = {}
     for rank in range(processes):
         loader = make(store, **options, rank=rank)
-        loader.load_state_dict(with_augment(alone.plan.state(step * size), alone.augmentation))
+        loader.load_state_dict(add_augment_state(alone.plan.state(step * size), alone.augmentation))
         batch = next(iter(loader))
         assert batch.step == step
         place = mesh.place(rank, processes)
@@ -201,7 +201,7 @@ def documents_of(parts, mesh):
         slices = [{key: part[key][:, own] for key in KEYS} for part in parts]
         whole = put_together(slices, mesh)
         ids, labels, positions = (whole[key][0].tolist() for key in KEYS)
-        found.append((ids, positions, any(x != IGNORE for x in labels), labels))
+        found.append((ids, positions, any(x != IGNORE_INDEX for x in labels), labels))
     return found
 
 
@@ -212,22 +212,24 @@ def test_padding_that_aligns_carries_no_loss_and_belongs_to_its_document(tmp_pat
     rows = make(small, **options)[0]
     assert rows["input_ids"].tolist() == [[1, 2, 3, end, 4, 5, 6, 7, 8, *[end] * 7]]
     assert rows["labels"].tolist() == [
-        [IGNORE, 2, 3, IGNORE, IGNORE, 5, 6, 7, 8, *[IGNORE] * 7],
+        [IGNORE_INDEX, 2, 3, IGNORE_INDEX, IGNORE_INDEX, 5, 6, 7, 8, *[IGNORE_INDEX] * 7],
     ]
     assert rows["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]
     shifted = make(small, **options, labels="shifted")[0]
     assert shifted["labels"].tolist() == [
-        [2, 3, IGNORE, IGNORE, 5, 6, 7, 8, *[IGNORE] * 8],
+        [2, 3, IGNORE_INDEX, IGNORE_INDEX, 5, 6, 7, 8, *[IGNORE_INDEX] * 8],
     ]
     flat = make(small, **options, form="varlen")[0]
     assert flat["input_ids"].tolist() == [[1, 2, 3, end, 4, 5, 6, 7, 8, end, end, end]]
     assert flat["cu_seq_lens_q"].tolist() == [0, 4, 12]
     assert flat["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]
-    assert flat["labels"].tolist() == [[IGNORE, 2, 3, IGNORE, IGNORE, 5, 6, 7, 8, *[IGNORE] * 3]]
+    assert flat["labels"].tolist() == [
+        [IGNORE_INDEX, 2, 3, IGNORE_INDEX, IGNORE_INDEX, 5, 6, 7, 8, *[IGNORE_INDEX] * 3]
+    ]
     empty = make(small, **options, form="varlen").batch(5)
     assert empty["input_ids"].tolist() == [[end] * 4]
     assert empty["cu_seq_lens_q"].tolist() == [0, 4]
-    assert empty["labels"].tolist() == [[IGNORE] * 4]
+    assert empty["labels"].tolist() == [[IGNORE_INDEX] * 4]
 
 
 def test_balancing_evens_out_what_ranks_cost_and_says_by_how_much(tmp_path):
@@ -325,7 +327,7 @@ def test_where_every_rank_holds_the_same_data_it_does_in_every_topology():
     options = {"world_size": 5, "uneven": "pad", "balance": True, "labels": "shifted"}
     held = [make(store, **options, rank=rank).batch(1) for rank in range(5)]
     assert all(np.array_equal(held[0][key], other[key]) for other in held for key in KEYS)
-    trained = sum(int((batch["labels"] != IGNORE).sum()) for batch in held)
+    trained = sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in held)
     assert make(store, **options).trained_tokens(1) == trained
 
 
@@ -347,7 +349,7 @@ def test_a_model_computes_the_same_loss_whatever_aligns_its_documents(tmp_path, 
             inputs = {key: batch[key] for key in ("input_ids", "position_ids")}
             with torch.no_grad():
                 logits = model(**inputs, attention_mask=None, use_cache=False).logits
-            trained = batch["labels"] != IGNORE
+            trained = batch["labels"] != IGNORE_INDEX
             found += torch.nn.functional.cross_entropy(
                 logits[trained], batch["labels"][trained], reduction="none"
             ).tolist()

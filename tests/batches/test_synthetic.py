@@ -108,7 +108,7 @@ def test_every_log_line_says_what_it_is(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO, "batchloom")
-    monkeypatch.setattr("batchloom.batches.loading.pool_tables._TELL_SECONDS", -1.0)
+    monkeypatch.setattr("batchloom.batches.loading.pool_tables._PROGRESS_SECONDS", -1.0)
     loader = make(overlong="drop", seq_len=32, pool_size=8)
     assert len(loader)
     next(iter(loader))

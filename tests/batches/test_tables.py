@@ -49,7 +49,7 @@ def test_a_long_plan_is_served_at_once_and_counted_beside(store):
     assert loader.plan.orders.pools.count == 50
     iterator = iter(loader)
     next(iterator)
-    assert not loader.plan.orders.counted
+    assert not loader.plan.orders.is_counted
     next(iterator)
     deadline = time.monotonic() + 120
     while not tables(store.path) and time.monotonic() < deadline:
@@ -57,7 +57,7 @@ def test_a_long_plan_is_served_at_once_and_counted_beside(store):
     assert len(tables(store.path)) == 1
     iterator.close()
     again = batchloom.Loader(store, **SPEC)
-    assert again.plan.orders.counted
+    assert again.plan.orders.is_counted
     assert len(again) == len(list(again)) == len(loader)
 
 
@@ -73,7 +73,7 @@ def test_what_is_counted_beside_is_the_generation_that_is_open(store):
     iterator.close()
     assert [path.name for path in tables(store.path)] == [table_name(loader.plan.orders.order(0))]
     grown = batchloom.Loader(batchloom.open_store(store.path), **SPEC)
-    assert not grown.plan.orders.counted
+    assert not grown.plan.orders.is_counted
     assert len(grown) == len(list(grown)) > len(loader)
 
 
@@ -127,7 +127,7 @@ def test_a_damaged_table_is_counted_again(store, caplog):
     data[-1] ^= 1
     path.write_bytes(data)
     again = batchloom.Loader(store, **SPEC)
-    assert not again.plan.orders.counted
+    assert not again.plan.orders.is_counted
     assert "is damaged; it is counted again" in caplog.text
     assert len(again) == len(list(again))
     assert load_table(batchloom.Loader(store, **SPEC).plan.orders.order(0), table_folders(store))
@@ -151,7 +151,7 @@ def test_one_process_counts_and_the_lock_dies_with_it(store):
         holder.kill()
         holder.communicate()
     wait_for_table(plan.orders.order(0), folders)
-    assert plan.orders.counted
+    assert plan.orders.is_counted
 
 
 def test_a_store_nobody_may_write_still_counts(store, tmp_path):
@@ -171,7 +171,9 @@ def test_a_store_nobody_may_write_still_counts(store, tmp_path):
 )
 def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables, counters):
     started = []
-    monkeypatch.setattr(tables_module, "count_beside", lambda *request: started.append(request))
+    monkeypatch.setattr(
+        tables_module, "start_counting_process", lambda *request: started.append(request)
+    )
     for name in ("LOCAL_RANK", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

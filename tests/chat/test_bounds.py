@@ -5,7 +5,7 @@ import datetime as dt
 import pytest
 
 from batchloom import InputError
-from batchloom.chat import RenderError, Template
+from batchloom.chat import ChatTemplate, RenderError
 from batchloom.core.errors import TemplateError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -68,7 +68,7 @@ def test_a_hostile_template_is_stopped(name):
     with pytest.raises(
         TemplateError, match="template bad is stopped|template bad cannot be compiled"
     ):
-        Template("bad", HOSTILE[name], {}).render(MESSAGES)
+        ChatTemplate("bad", HOSTILE[name], {}).render(MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -85,29 +85,29 @@ def test_a_hostile_template_is_stopped(name):
 )
 def test_what_a_template_does_not_take_is_told_of_the_conversation(text):
     with pytest.raises(RenderError, match="template bad does not take it"):
-        Template("bad", text, {}).render(MESSAGES)
+        ChatTemplate("bad", text, {}).render(MESSAGES)
 
 
 @pytest.mark.parametrize("text", ["{% while %}", "{{ x", "{{ x | nosuchfilter }}"])
 def test_what_is_no_template_is_told_with_its_line(text):
     with pytest.raises(InputError, match="template bad, line 2"):
-        Template("bad", f"\n{text}", {})
+        ChatTemplate("bad", f"\n{text}", {})
 
 
 def test_large_conversations_may_take_more():
     """The same template over 3 million characters: what is allowed grows with what is given."""
     text = "{% set x = messages[0].content %}{% for c in x %}{% endfor %}{{ x + x }}"
     content = "a" * 3_000_000
-    made = Template("big", text, {}).render([{"role": "user", "content": content}]).text
+    made = ChatTemplate("big", text, {}).render([{"role": "user", "content": content}]).text
     assert made == content * 2
 
 
 def test_the_date_is_always_the_same():
-    template = Template("dated", "{{ strftime_now('%d %b %Y') }}", {})
+    template = ChatTemplate("dated", "{{ strftime_now('%d %b %Y') }}", {})
     assert not template.asked_for_date
     assert template.render(MESSAGES).text == "26 Jul 2024"
     assert template.asked_for_date
-    other = Template("dated", "{{ strftime_now('%Y') }}", {}, dt.date(2031, 5, 6))
+    other = ChatTemplate("dated", "{{ strftime_now('%Y') }}", {}, dt.date(2031, 5, 6))
     assert other.render(MESSAGES).text == "2031"
 
 
@@ -134,4 +134,4 @@ def test_tame_templates_give_what_transformers_gives(text):
     from transformers.utils.chat_template_utils import render_jinja_template
 
     theirs, _ = render_jinja_template([MESSAGES], chat_template=text)
-    assert Template("tame", text, {}).render(MESSAGES).text == theirs[0]
+    assert ChatTemplate("tame", text, {}).render(MESSAGES).text == theirs[0]

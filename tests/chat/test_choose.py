@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from batchloom.chat import BUILT_IN, choose_template
+from batchloom.chat import BUILT_IN_TEMPLATES, choose_template
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.preparation import ChatEncoder
-from batchloom.tokens import resolve_tokenizer, tokenizer_from_state
+from batchloom.tokens import resolve_tokenizer, restore_tokenizer
 from chat.conftest import byte_level
 from chat.conversations import CHATML, talk
 
@@ -29,7 +29,7 @@ def test_no_template_means_plain_and_is_told(tokenizers):
     assert text == "System:\ns\n\nUser:\nhi\n\nAssistant:\nho<|endoftext|>\n"
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_TEMPLATES)
 def test_built_in_templates_say_nothing_new_about_themselves(tokenizers, name):
     assert ChatEncoder(tokenizers["bytes"], name).notes == ()
 
@@ -103,7 +103,7 @@ def test_several_without_a_default_must_be_named(tmp_path):
 def test_the_state_carries_the_template_and_ids_do_not_depend_on_it(tmp_path, tokenizers):
     tokenizer = with_config(tmp_path / "t", chat_template=CHATML)
     assert tokenizer.fingerprint == tokenizers["bytes"].fingerprint
-    again = tokenizer_from_state(json.loads(json.dumps(tokenizer.state())))
+    again = restore_tokenizer(json.loads(json.dumps(tokenizer.state())))
     assert again.chat == tokenizer.chat
     assert ChatEncoder(again).renderer.render(talk("a", "b")).text.startswith("<|im_start|>user\na")
     assert "chat" not in resolve_tokenizer("gpt2").state()

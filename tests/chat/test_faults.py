@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from batchloom.chat import detect_schema, parse_mapping, record_reader
+from batchloom.chat import detect_schema, make_record_reader, parse_mapping
 from batchloom.core.errors import SchemaError, UnusableRecordError
 from tiers import examples
 
@@ -23,7 +23,7 @@ GOOD = {
 def reader(form):
     schema = detect_schema([GOOD[form]])
     assert schema.form == form
-    return record_reader(schema)
+    return make_record_reader(schema)
 
 
 def reason(form, record):
@@ -288,7 +288,7 @@ def test_what_stands_around_messages(extra, said):
 def test_a_pair_without_prompt_must_begin_alike():
     record = {"chosen": [USER, ASSISTANT], "rejected": [{**USER, "content": "x"}, ASSISTANT]}
     with pytest.raises(UnusableRecordError, match="do not begin with the same prompt"):
-        record_reader(detect_schema([record]))(record)
+        make_record_reader(detect_schema([record]))(record)
 
 
 # One character at least that can be seen.
@@ -426,7 +426,7 @@ def test_any_records_have_a_schema_or_a_named_refusal(records):
         if refusal.suggestion:
             detect_schema(records, parse_mapping(refusal.suggestion))
         return
-    read = record_reader(schema)
+    read = make_record_reader(schema)
     for record in records:
         try:
             read(record)
@@ -469,7 +469,7 @@ def visible(content):
 )
 def test_no_prompt_and_no_answer_is_ever_empty(records):
     try:
-        read = record_reader(detect_schema(records))
+        read = make_record_reader(detect_schema(records))
     except SchemaError:
         return
     for record in records:
@@ -501,5 +501,5 @@ def test_what_is_suggested_can_be_typed(records, suggestion, prompt):
     with pytest.raises(SchemaError) as refusal:
         detect_schema(records)
     assert refusal.value.suggestion == suggestion
-    read = record_reader(detect_schema(records, parse_mapping(suggestion)))
+    read = make_record_reader(detect_schema(records, parse_mapping(suggestion)))
     assert read(records[0]).messages[0]["content"] == prompt

@@ -7,7 +7,7 @@ import pytest
 import batchloom
 from batchloom.chat import parse_mapping
 from batchloom.core.errors import SchemaError
-from batchloom.store import Labels, Pairs
+from batchloom.store import LabelledAnswers, PreferencePairs
 from prepare.stores import jsonl
 
 ASKED = {"role": "user", "content": "<asked>"}
@@ -128,7 +128,7 @@ def text_of(ids):
 @pytest.mark.parametrize(("record", "suggestion"), PAIRS)
 def test_two_answers_become_a_pair(tmp_path, record, suggestion):
     records, store = prepared(tmp_path, record, suggestion)
-    stored = Pairs(store)
+    stored = PreferencePairs(store)
     assert len(stored) == len(records)
     for number, one in enumerate(records):
         prompt, chosen, rejected = map(text_of, stored[number].values())
@@ -157,7 +157,7 @@ def test_json_text_of_messages_is_a_conversation(tmp_path):
 def test_a_label_makes_a_labelled_answer(tmp_path):
     record = {"User query": "<asked>", "reply": "<good>", "label": True}
     _, store = prepared(tmp_path, record, "prompt=User query,response=reply")
-    assert len(Labels(store)) == 5
+    assert len(LabelledAnswers(store)) == 5
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.chat import RenderError, Template
+from batchloom.chat import ChatTemplate, RenderError
 from batchloom.core.errors import TemplateError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -164,7 +164,7 @@ def test_native_work_is_stopped_within_two_seconds(name):
     with pytest.raises(
         TemplateError, match="template bad is stopped|template bad cannot be compiled"
     ):
-        Template("bad", HOSTILE[name], {}).render(MESSAGES)
+        ChatTemplate("bad", HOSTILE[name], {}).render(MESSAGES)
     assert time.process_time() - begin < 2
 
 
@@ -172,18 +172,18 @@ def test_native_work_is_stopped_within_two_seconds(name):
 def test_large_templates_end_within_two_seconds(name):
     begin = time.process_time()
     with contextlib.suppress(RenderError):
-        Template("bad", BOUNDED[name], {}).render(MESSAGES)
+        ChatTemplate("bad", BOUNDED[name], {}).render(MESSAGES)
     assert time.process_time() - begin < 2
 
 
 MEMORY = """
 import json, resource, sys
-from batchloom.chat import RenderError, Template
+from batchloom.chat import RenderError, ChatTemplate
 from batchloom.core import TemplateError
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 for text in json.load(sys.stdin):
     try:
-        Template("bad", text, {}).render([{"role": "user", "content": "hi"}])
+        ChatTemplate("bad", text, {}).render([{"role": "user", "content": "hi"}])
     except (TemplateError, RenderError) as error:
         assert not isinstance(error.__cause__, MemoryError), text[:200]
 if sys.platform == "linux":
@@ -208,7 +208,7 @@ def test_templates_may_look_at_all_messages_from_each(size):
         "{% if other.role == m.role %}{% set ns.n = loop.index %}{% endif %}{% endfor %}{{ m.content }}{{ ns.n }},{% endfor %}"
     )
     messages = [{"role": ("user", "assistant")[n % 2], "content": "hi"} for n in range(size)]
-    made = Template("pairs", text, {}).render(messages).text
+    made = ChatTemplate("pairs", text, {}).render(messages).text
     assert made == "".join(f"hi{max(0, n - 1)}," for n in range(size))
 
 
@@ -234,7 +234,7 @@ def test_operations_give_what_transformers_gives(text):
     from transformers.utils.chat_template_utils import render_jinja_template
 
     theirs, _ = render_jinja_template([MESSAGES], chat_template=text)
-    assert Template("tame", text, {}).render(MESSAGES).text == theirs[0]
+    assert ChatTemplate("tame", text, {}).render(MESSAGES).text == theirs[0]
 
 
 TRL = importlib.util.find_spec("trl")
@@ -253,7 +253,7 @@ def test_long_conversations_are_those_of_transformers_with_published_templates(n
     many = [{"role": roles[n % 2], "content": f"turn {n}"} for n in range(2000)]
     large = [{"role": role, "content": "Some words. </think>\n" * 50_000} for role in roles]
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    template = Template(name, path.read_text(), tokens, dt.datetime.now(tz=dt.UTC).date())
+    template = ChatTemplate(name, path.read_text(), tokens, dt.datetime.now(tz=dt.UTC).date())
     for messages in (many, large):
         theirs, _ = render_jinja_template([messages], chat_template=path.read_text(), **tokens)
         assert template.render(messages).text == theirs[0]

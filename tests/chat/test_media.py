@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from batchloom.chat import detect_schema, medium_of, record_reader
+from batchloom.chat import detect_schema, make_record_reader, parse_medium
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import Medium
 
@@ -15,7 +15,7 @@ ANSWER = {"role": "assistant", "content": "A cat."}
 
 
 def read(row, mapping=None):
-    return record_reader(detect_schema([row], mapping), media=True)(row)
+    return make_record_reader(detect_schema([row], mapping), media=True)(row)
 
 
 def asked(content, **beside):
@@ -187,16 +187,16 @@ def test_what_does_not_fit_together_is_told_with_its_place(row, said):
 def test_without_being_asked_for_media_are_refused():
     row = asked([{"type": "image", "medium": 0}, {"type": "text", "text": "?"}])
     with pytest.raises(UnusableRecordError, match="read with --processor"):
-        record_reader(detect_schema([row]))(row)
+        make_record_reader(detect_schema([row]))(row)
     row = asked("<image>?", images=["a.jpg"])
     with pytest.raises(UnusableRecordError, match="read with --processor"):
-        record_reader(detect_schema([row]))(row)
+        make_record_reader(detect_schema([row]))(row)
 
 
 def test_base64_is_told_from_a_path():
     long = "a" * 80
-    assert medium_of("image", long, "images[0]") == Medium("image", long)
-    assert medium_of("image", IN_TEXT, "images[0]").data == PNG
+    assert parse_medium("image", long, "images[0]") == Medium("image", long)
+    assert parse_medium("image", IN_TEXT, "images[0]").data == PNG
     for beginning in (
         b"\0\0\0\x1cftypavif",
         b"\xff\xfb\x90d",
@@ -205,6 +205,6 @@ def test_base64_is_told_from_a_path():
         b"ID3",
     ):
         data = beginning + bytes(range(60))
-        assert medium_of("image", base64.b64encode(data).decode(), "images[0]").data == data
+        assert parse_medium("image", base64.b64encode(data).decode(), "images[0]").data == data
     for path in ("//server/share/" + "a" * 60 + ".mp3", "AAAA/" + "b" * 70 + ".mp4"):
-        assert medium_of("audio", path, "audios[0]").place == path
+        assert parse_medium("audio", path, "audios[0]").place == path

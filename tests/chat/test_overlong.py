@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from batchloom import InputError
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
-from batchloom.preparation.settings import fit_turns
+from batchloom.preparation.settings import count_fitting_tokens
 from chat.conversations import talk
 
 LONG = talk("q1", "a1", "q2", "a2", "q3", "a3", system="s")
@@ -90,7 +90,7 @@ def test_turns_that_are_kept_fit_and_train(turns, system, limit):
     roles, lengths = [role for role, _ in turns], [length for _, length in turns]
     heads = [0, *np.cumsum(lengths)[:-1].tolist()]
     mask = np.repeat([role == "assistant" for role in roles], lengths)
-    kept = fit_turns(mask, heads, limit)
+    kept = count_fitting_tokens(mask, heads, limit)
     ends = np.cumsum(lengths)
     whole = [end for role, end in zip(roles, ends, strict=True) if role == "assistant"]
     assert kept == max((end for end in whole if end <= limit), default=0)

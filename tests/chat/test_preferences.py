@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings, strategies as st
 
-from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
 from batchloom.preparation import (
     ChatEncoder,
     ChatRules,
     OverlongError,
-    encode_labels,
-    encode_pairs,
+    encode_labelled_answers,
+    encode_preference_pairs,
     encode_text_pairs,
 )
 from batchloom.store import BAD, CHOSEN, GOOD, REJECTED
@@ -39,7 +39,7 @@ def assistant(text, **more):
 
 
 def pair(prompt, chosen, rejected, **fields):
-    return Pair(
+    return PreferencePair(
         *(
             Conversation(prompt + end, completion=len(prompt), **fields)
             for end in (chosen, rejected)
@@ -79,7 +79,7 @@ def test_each_side_is_what_apply_chat_template_gives(
 ):
     prompt = [*turns, user("p")]
     sides = [[*prompt, assistant(chosen)], [*prompt, assistant(rejected)]]
-    made = encode_pairs(
+    made = encode_preference_pairs(
         [pair(prompt, [assistant(chosen)], [assistant(rejected)])],
         encoders[name, template], ANSWER, IDS,
     )  # fmt: skip
@@ -117,7 +117,7 @@ def test_each_side_is_what_apply_chat_template_gives(
 @given(st.lists(st.tuples(CONTENTS, CONTENTS, CONTENTS), max_size=6))
 def test_both_sides_or_none_and_one_reason_each(encoders, rows):
     pairs = [pair([user(p)], [assistant(a)], [assistant(b)]) for p, a, b in rows]
-    made = encode_pairs(pairs, encoders["bytes", "chatml"], ANSWER, IDS)
+    made = encode_preference_pairs(pairs, encoders["bytes", "chatml"], ANSWER, IDS)
     found = documents(made)
     assert [one[1] for one in found] == [CHOSEN, REJECTED] * (len(found) // 2)
     assert [one[0] for one in found[::2]] == [one[0] for one in found[1::2]]
@@ -129,7 +129,7 @@ def test_both_sides_or_none_and_one_reason_each(encoders, rows):
 def test_answers_of_several_turns_and_tools_around_them(encoders, theirs):
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     chosen = [assistant("", tool_calls=[call]), {"role": "tool", "content": "1"}, assistant("one")]
-    made = encode_pairs(
+    made = encode_preference_pairs(
         [pair([user("p")], chosen, [assistant("two")])],
         encoders["bytes", "thinking"], ANSWER, IDS,
     )  # fmt: skip
@@ -142,7 +142,7 @@ def test_answers_of_several_turns_and_tools_around_them(encoders, theirs):
 P, Q = [user("p")], [user("q")]
 FAULTS = {
     "prompts that differ": (
-        Pair(Conversation([*P, assistant("a")], completion=1), Conversation([*Q, assistant("b")], completion=1)),
+        PreferencePair(Conversation([*P, assistant("a")], completion=1), Conversation([*Q, assistant("b")], completion=1)),
         "not those before its rejected one: give both the same prompt",
     ),
     "answers alike when rendered": (
@@ -164,7 +164,7 @@ FAULTS = {
 def test_what_is_no_pair(encoders, name):
     bad, sentence = FAULTS[name]
     fine = pair(P, [assistant("good")], [assistant("bad")])
-    made = encode_pairs([fine, bad, fine], encoders["bytes", "llama3"], ANSWER, IDS)
+    made = encode_preference_pairs([fine, bad, fine], encoders["bytes", "llama3"], ANSWER, IDS)
     assert [left.number for left in made.faults] == [1]
     assert sentence in made.faults[0].reason
     assert made.numbers.tolist() == [0, 0, 2, 2]
@@ -175,7 +175,7 @@ def test_a_template_that_writes_the_prompt_by_the_answer(tokenizers, tmp_path):
     encoder = ChatEncoder(tokenizers["bytes"], str(tmp_path / "x.jinja"))
     longer = [assistant("b"), user("c"), assistant("d")]
     pairs = [pair(P, [assistant("a")], longer), pair(P, [assistant("a")], [assistant("b")])]
-    made = encode_pairs(pairs, encoder, ANSWER, IDS)
+    made = encode_preference_pairs(pairs, encoder, ANSWER, IDS)
     assert [left.number for left in made.faults] == [0]
     assert "without looking at the answer" in made.faults[0].reason
     assert made.numbers.tolist() == [1, 1]
@@ -191,7 +191,7 @@ def test_a_side_that_is_too_long_takes_the_other_with_it(encoders, overlong):
         pair(P, [assistant("good")], [assistant("bad")]),
         pair(P, [assistant("good")], turns),
     ]
-    made = encode_pairs(pairs, encoders["bytes", "chatml"], rules, IDS)
+    made = encode_preference_pairs(pairs, encoders["bytes", "chatml"], rules, IDS)
     assert not made.faults
     left = [(one.number, one.reason.partition(":")[0]) for one in made.dropped]
     # Of the last one whole turns can be cut off, and what is left is an answer.
@@ -200,7 +200,7 @@ def test_a_side_that_is_too_long_takes_the_other_with_it(encoders, overlong):
     assert made.numbers.tolist() == [1, 1, *([2, 2] if kept else [])]
     assert max(made.lengths) <= 60
     with pytest.raises(OverlongError, match="on its rejected side has .* tokens") as caught:
-        encode_pairs(
+        encode_preference_pairs(
             pairs[1:], encoders["bytes", "chatml"], ChatRules("completion", 60, "error"), IDS
         )
     assert caught.value.number == 1
@@ -209,8 +209,8 @@ def test_a_side_that_is_too_long_takes_the_other_with_it(encoders, overlong):
 def test_labels(encoders):
     talks = [Conversation([user("p"), assistant(text)], completion=1) for text in ("a", "b")]
     flagged = Conversation([user("p"), assistant("c")], completion=1, trained=[True, None])
-    given_ = [Labelled(talks[0], label=True), Labelled(flagged, label=True), Labelled(talks[1], label=False)]  # fmt: skip
-    made = encode_labels(given_, encoders["bytes", "chatml"], ANSWER, IDS)
+    given_ = [LabelledConversation(talks[0], label=True), LabelledConversation(flagged, label=True), LabelledConversation(talks[1], label=False)]  # fmt: skip
+    made = encode_labelled_answers(given_, encoders["bytes", "chatml"], ANSWER, IDS)
     assert [(n, side) for n, side, _, _ in documents(made)] == [(0, GOOD), (2, BAD)]
     assert made.faults[0].number == 1
 
@@ -223,7 +223,7 @@ def test_two_texts_share_their_first_tokens(tokenizers, name):
         ("The fox", "The fox jumps"),
         ("same", "same"),
     ]
-    made = encode_text_pairs([Pair(*one) for one in texts], tokenizer, ChatRules(), IDS)
+    made = encode_text_pairs([PreferencePair(*one) for one in texts], tokenizer, ChatRules(), IDS)
     assert [(left.number, left.reason[:35]) for left in made.faults] == [
         (2, "its chosen and rejected answers are")
     ]
@@ -241,7 +241,7 @@ def test_two_texts_share_their_first_tokens(tokenizers, name):
 
 
 def test_texts_that_are_too_long():
-    pairs = [Pair("ab", "ac"), Pair("ab", "a" * 99)]
+    pairs = [PreferencePair("ab", "ac"), PreferencePair("ab", "a" * 99)]
     tokenizer = resolve_tokenizer("bytes")
     made = encode_text_pairs(pairs, tokenizer, ChatRules(max_tokens=50), IDS)
     assert [left[:2] for left in made.dropped] == [(1, "overlong: 100 tokens where 50 are allowed")]
@@ -251,7 +251,7 @@ def test_texts_that_are_too_long():
 
 def test_nothing_gives_nothing(encoders):
     for made in (
-        encode_pairs([], encoders["bytes", "chatml"], ANSWER, IDS),
-        encode_labels([], encoders["bytes", "chatml"], ANSWER, IDS),
+        encode_preference_pairs([], encoders["bytes", "chatml"], ANSWER, IDS),
+        encode_labelled_answers([], encoders["bytes", "chatml"], ANSWER, IDS),
     ):
         assert (made.tokens.size, made.lengths.size, made.sides.size) == (0, 0, 0)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import batchloom
-from batchloom.store import Labels, Pairs
+from batchloom.store import LabelledAnswers, PreferencePairs
 from chat.conversations import CHATML
 from prepare.stores import jsonl
 
@@ -99,7 +99,7 @@ def test_pairs_are_those_that_the_dpo_trainer_prepares(folder, tmp_path, rows):
         processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(rows),
     )
-    ours = list(Pairs(stored(rows, folder, tmp_path)))
+    ours = list(PreferencePairs(stored(rows, folder, tmp_path)))
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
     assert ours == [{name: row[name] for name in columns} for row in trainer.train_dataset]
 
@@ -119,7 +119,9 @@ def test_the_dpo_trainer_takes_pairs_as_they_are(folder, tmp_path):
         ref_model=model(tokenizer),
         args=arguments(trl.DPOConfig, tmp_path),
         processing_class=tokenizer,
-        train_dataset=datasets.IterableDataset.from_generator(Pairs, gen_kwargs={"store": store}),
+        train_dataset=datasets.IterableDataset.from_generator(
+            PreferencePairs, gen_kwargs={"store": store}
+        ),
     )
     assert trainer.train().training_loss > 0
 
@@ -136,7 +138,7 @@ def test_labels_are_those_that_the_kto_trainer_prepares(folder, tmp_path):
         processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(LABELLED),
     )
-    ours = Labels(stored(LABELLED, folder, tmp_path))
+    ours = LabelledAnswers(stored(LABELLED, folder, tmp_path))
     columns = ("prompt_ids", "completion_ids", "label")
     assert list(ours) == [{name: row[name] for name in columns} for row in trainer.train_dataset]
 
@@ -147,7 +149,7 @@ def test_collators_take_them(folder, tmp_path):
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
     store = stored(PAIRS, folder, tmp_path)
-    pairs = Pairs(store)
+    pairs = PreferencePairs(store)
     collate = DataCollatorForPreference(pad_token_id=store.end_id)
     (batch,) = torch.utils.data.DataLoader(pairs, batch_size=4, collate_fn=collate)
     assert batch["input_ids"].shape[0] == 8
@@ -155,6 +157,6 @@ def test_collators_take_them(folder, tmp_path):
     assert int(batch["completion_mask"].sum()) == answers == store.contents.trained_tokens
     collate = DataCollatorForUnpairedPreference(pad_token_id=store.end_id)
     (batch,) = torch.utils.data.DataLoader(
-        Labels(store), batch_size=8, collate_fn=collate, num_workers=1
+        LabelledAnswers(store), batch_size=8, collate_fn=collate, num_workers=1
     )
     assert batch["label"].tolist() == [True, False] * 4

@@ -13,17 +13,17 @@ from hypothesis import given, strategies as st
 
 import batchloom
 from batchloom.chat import (
-    COLUMNS,
-    FORMS,
+    COLUMN_TABLES,
+    FORM_RULES,
     MESSAGE_KEYS,
     PART_KEYS,
     detect_schema,
+    make_record_reader,
     parse_mapping,
-    record_reader,
     unused_columns,
 )
-from batchloom.cli import run
-from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.cli import run_command_line
+from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
@@ -76,7 +76,7 @@ NEUTRAL = {
 
 def read(record, mapping=None, ignore=()):
     schema = detect_schema([record], mapping, ignore=ignore)
-    return record_reader(schema)(record)
+    return make_record_reader(schema)(record)
 
 
 def is_read(record, name):
@@ -87,7 +87,7 @@ def is_read(record, name):
 
 
 def unsupported_cases():
-    for kind, table in COLUMNS.items():
+    for kind, table in COLUMN_TABLES.items():
         for name in table.unsupported:
             for record in RECORDS[kind]:
                 if name not in record and not is_read(record, name):
@@ -100,12 +100,12 @@ def test_an_unsupported_column_is_an_error_that_names_its_library(kind, record, 
     changed = {**record, name: 5 if name == "kto_tag" else EFFECTIVE.get(name, "x")}
     schema = detect_schema([record], media=kind == "interleaved")
     assert schema.kind == kind
-    library = COLUMNS[kind].unsupported[name].library
+    library = COLUMN_TABLES[kind].unsupported[name].library
     if name in ("rejected_response", "rejected_messages") and "chosen" not in record:
         # In the first records it makes a pair of each.
-        assert isinstance(read(changed), Pair)
+        assert isinstance(read(changed), PreferencePair)
         with pytest.raises(UnusableRecordError, match=f"'{name}' is not supported"):
-            record_reader(schema)(changed)
+            make_record_reader(schema)(changed)
         return
     with pytest.raises(SchemaError) as caught:
         detect_schema([changed])
@@ -113,12 +113,12 @@ def test_an_unsupported_column_is_an_error_that_names_its_library(kind, record, 
     assert f"--ignore {name}" in str(caught.value)
     # One that comes late is a bad record.
     with pytest.raises(UnusableRecordError, match=f"'{name}' is not supported"):
-        record_reader(schema)(changed)
+        make_record_reader(schema)(changed)
     # Whoever says so trains without it, and gets what the record without it gives.
-    ignored = record_reader(detect_schema([changed], ignore=[name]))(changed)
-    assert repr(ignored) == repr(record_reader(schema)(record))
+    ignored = make_record_reader(detect_schema([changed], ignore=[name]))(changed)
+    assert repr(ignored) == repr(make_record_reader(schema)(record))
     for empty in (None, "", []):
-        assert repr(record_reader(schema)({**record, name: empty})) == repr(ignored)
+        assert repr(make_record_reader(schema)({**record, name: empty})) == repr(ignored)
     if name in NEUTRAL:
         assert repr(read({**record, name: NEUTRAL[name]})) == repr(ignored)
 
@@ -150,7 +150,7 @@ def test_an_unsupported_key_of_a_part_is_an_error(name):
 
 @pytest.mark.parametrize("value", [3, 0.5, True, "x", {"a": 1}, [1], [[1]], None, np.arange(3)])
 def test_each_entry_judges_any_value(value):
-    tables = [*(table.unsupported for table in (*COLUMNS.values(), MESSAGE_KEYS)), PART_KEYS]
+    tables = [*(table.unsupported for table in (*COLUMN_TABLES.values(), MESSAGE_KEYS)), PART_KEYS]
     for entry in (entry for table in tables for entry in table.values()):
         assert entry.is_neutral(value) in (True, False)
 
@@ -164,9 +164,9 @@ def test_neutral_values_may_be_text():
 def test_the_reason_of_a_record_is_the_same_in_every_process():
     """Sets of strings have another order in each: the quarantine must not."""
     code = (
-        "from batchloom.chat import detect_schema, record_reader\n"
+        "from batchloom.chat import detect_schema, make_record_reader\n"
         "talk = [{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]\n"
-        "read = record_reader(detect_schema([{'messages': talk}]))\n"
+        "read = make_record_reader(detect_schema([{'messages': talk}]))\n"
         "row = {'messages': talk, 'weight': 2, 'mask': 'x', 'loss_scale': 3, 'functions': [1]}\n"
         "try: read(row)\n"
         "except Exception as error: print(error)\n"
@@ -189,7 +189,7 @@ def test_turns_that_are_no_messages_are_refused_beside_an_ignored_key():
     for turns in ([user("q", lang="en"), None, assistant("a")], [user("q", lang="en"), "x"]):
         for value in (turns, json.dumps(turns)):
             with pytest.raises(UnusableRecordError, match=r"messages\[1\] holds"):
-                record_reader(detect_schema([{"messages": TALK}], ignore=["lang"]))(
+                make_record_reader(detect_schema([{"messages": TALK}], ignore=["lang"]))(
                     {"messages": value}
                 )
 
@@ -264,7 +264,7 @@ def test_flags_that_cannot_be_honoured_are_errors(flag, reason):
 @pytest.mark.parametrize("value", [True, False, 1, 0, "true"])
 def test_a_kto_tag_is_a_label(value):
     good = value in (True, "true")
-    expected = Labelled(Conversation(TALK, completion=1), label=good)
+    expected = LabelledConversation(Conversation(TALK, completion=1), label=good)
     assert read({"instruction": "q", "output": "a", "kto_tag": value}) == expected
     assert read({"messages": TALK, "kto_tag": value}) == expected
     # A column of classes beside it is no label.
@@ -281,14 +281,14 @@ def test_a_mapping_leaves_out_labels_of_either_name(tmp_path, name, value):
     write_rows(tmp_path / "in.jsonl", rows)
     path = str(tmp_path / "in.jsonl")
     words = ["prepare", path, "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
-    assert run([*words, "--map", "label="]) == 0
-    assert not batchloom.open_store(tmp_path / "out").preferences
+    assert run_command_line([*words, "--map", "label="]) == 0
+    assert not batchloom.open_store(tmp_path / "out").contents.preferences
 
 
 def test_a_rejected_response_makes_a_pair():
     """ms-swift: ``rejected_response`` replaces the last answer of the conversation."""
     talk = [user("p"), assistant("x"), *TALK]
-    expected = Pair(
+    expected = PreferencePair(
         Conversation(talk, completion=3),
         Conversation([*talk[:-1], assistant("bad")], completion=3),
     )
@@ -300,7 +300,7 @@ def test_a_rejected_response_makes_a_pair():
     assert (
         schema.description == "messages/rejected_response -> preference pairs, the prompt in both"
     )
-    single = Pair(
+    single = PreferencePair(
         Conversation(TALK, completion=1), Conversation([user("q"), assistant("bad")], completion=1)
     )
     for prompt, response in (("prompt", "response"), ("instruction", "output")):
@@ -334,7 +334,7 @@ def test_a_conversation_with_a_pair_in_it_is_decided_by_the_user():
     with pytest.raises(SchemaError, match="'chosen', 'rejected' are not supported") as caught:
         read(record)
     assert caught.value.suggestion == "chosen=chosen,rejected=rejected"
-    assert isinstance(read(record, parse_mapping(caught.value.suggestion)), Pair)
+    assert isinstance(read(record, parse_mapping(caught.value.suggestion)), PreferencePair)
     for mapping, ignore in (({"messages": "messages"}, ()), (None, ("chosen", "rejected"))):
         assert read(record, mapping, ignore) == Conversation(good)
     texts = {"prompt": "q", "chosen": "a", "rejected": "bad"}
@@ -349,7 +349,9 @@ def test_segments_of_axolotl_are_named():
 
 
 NAMES = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=8)
-NAMES = NAMES.filter(lambda name: not any(name in table.unsupported for table in COLUMNS.values()))
+NAMES = NAMES.filter(
+    lambda name: not any(name in table.unsupported for table in COLUMN_TABLES.values())
+)
 KNOWN = st.sampled_from(["id", "url", "lang", "text", "system", "tools", "images"])
 
 
@@ -358,7 +360,7 @@ def test_a_column_is_read_or_metadata_or_announced(record):
     record = {**record, "messages": TALK}
     schema = detect_schema([record])
     used = {name for names in schema.columns.values() for name in names}
-    silent = used | COLUMNS[schema.kind].metadata
+    silent = used | COLUMN_TABLES[schema.kind].metadata
     expected = [name for name, value in record.items() if value and name not in silent]
     assert list(unused_columns([record], schema)) == expected
 
@@ -423,16 +425,20 @@ def test_pairs_and_labels_of_other_libraries_become_stores(tmp_path):
     factory = [{"instruction": f"q{n}", "output": "o", "kto_tag": n % 2 == 0} for n in range(20)]
     write_rows(tmp_path / "swift.jsonl", swift)
     write_rows(tmp_path / "factory.jsonl", factory)
-    pairs = batchloom.store.Pairs(batchloom.open_store(prepare(tmp_path / "swift.jsonl").path))
+    pairs = batchloom.store.PreferencePairs(
+        batchloom.open_store(prepare(tmp_path / "swift.jsonl").path)
+    )
     assert bytes(pairs[0]["rejected_ids"][:3]) == b"bad"
-    labels = batchloom.store.Labels(batchloom.open_store(prepare(tmp_path / "factory.jsonl").path))
+    labels = batchloom.store.LabelledAnswers(
+        batchloom.open_store(prepare(tmp_path / "factory.jsonl").path)
+    )
     assert sorted({bool(good) for good in labels.good}) == [False, True]
 
 
 def test_the_page_lists_every_unsupported_key():
     page = (Path(__file__).parents[2] / "docs" / "schemas.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \| (?:column|message|part)", page, re.MULTILINE))
-    tables = [*(table.unsupported for table in (*COLUMNS.values(), MESSAGE_KEYS)), PART_KEYS]
+    tables = [*(table.unsupported for table in (*COLUMN_TABLES.values(), MESSAGE_KEYS)), PART_KEYS]
     assert rows == {name for table in tables for name in table}
     (line,) = re.findall(r"^- \*\*Metadata\*\*.*", page, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", line)) == MESSAGE_KEYS.metadata
@@ -441,12 +447,12 @@ def test_the_page_lists_every_unsupported_key():
 def test_used_names_are_those_of_the_forms():
     names = {
         name
-        for rule in FORMS
+        for rule in FORM_RULES
         for some in (*rule.required.values(), *rule.optional.values())
         for name in some
     }
     assert names == frozenset().union(
-        *(table.used for kind, table in COLUMNS.items() if kind != "interleaved")
+        *(table.used for kind, table in COLUMN_TABLES.items() if kind != "interleaved")
     )
-    for table in (*COLUMNS.values(), MESSAGE_KEYS):
+    for table in (*COLUMN_TABLES.values(), MESSAGE_KEYS):
         assert not table.metadata & table.unsupported.keys()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from batchloom import SettingsError
-from batchloom.chat import detect_schema, parse_mapping, record_reader
-from batchloom.core.conversation import Conversation, Labelled, Pair
+from batchloom.chat import detect_schema, make_record_reader, parse_mapping
+from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
@@ -26,7 +26,7 @@ def system(text):
 
 def read(record, mapping=None):
     schema = detect_schema([record], mapping)
-    return schema, record_reader(schema)(record)
+    return schema, make_record_reader(schema)(record)
 
 
 TALK = [user("q"), assistant("a"), user("q2"), assistant("a2")]
@@ -133,7 +133,7 @@ def test_the_first_form_wins(columns, read_from):
     record = {name: values.get(name, name) for name in reversed(columns.split())}
     schema = detect_schema([record])
     assert schema.form == read_from
-    record_reader(schema)(record)
+    make_record_reader(schema)(record)
 
 
 def test_names_of_a_role_have_an_order():
@@ -226,7 +226,7 @@ def test_a_pair_has_one_prompt_and_two_answers():
         },
     ):
         schema, found = read(record)
-        assert (schema.kind, found) == ("preference", Pair(good, bad))
+        assert (schema.kind, found) == ("preference", PreferencePair(good, bad))
     _, found = read(
         {
             "prompt": "p",
@@ -235,7 +235,9 @@ def test_a_pair_has_one_prompt_and_two_answers():
         }
     )
     assert found.chosen == Conversation([system("s"), *good.messages], completion=2)
-    assert read({"chosen": "text one", "rejected": "text two"})[1] == Pair("text one", "text two")
+    assert read({"chosen": "text one", "rejected": "text two"})[1] == PreferencePair(
+        "text one", "text two"
+    )
 
 
 def test_a_label_makes_a_labelled_conversation():
@@ -243,12 +245,14 @@ def test_a_label_makes_a_labelled_conversation():
     for value in (True, False, 1, 0, 1.0, "True", "0"):
         schema, found = read({"prompt": "p", "completion": "c", "label": value})
         good = value in (True, "True")
-        assert (schema.kind, found) == ("preference", Labelled(talk, label=good))
+        assert (schema.kind, found) == ("preference", LabelledConversation(talk, label=good))
         assert schema.description == "prompt/completion -> 2 turns and a preference label"
     assert read({"prompt": "p", "completion": "c", "label": True}, {"label": ""})[1] == talk
-    assert read({"question": "p", "answer": "c", "label": True})[1] == Labelled(talk, label=True)
+    assert read({"question": "p", "answer": "c", "label": True})[1] == LabelledConversation(
+        talk, label=True
+    )
     last = len(TALK) - 1
-    expected = Labelled(Conversation(TALK, completion=last), label=False)
+    expected = LabelledConversation(Conversation(TALK, completion=last), label=False)
     assert read({"messages": TALK, "label": False})[1] == expected
 
 
@@ -407,7 +411,7 @@ def test_an_unknown_record_is_refused_with_the_map_that_would_read_it(record, sa
     assert "\n" not in str(caught.value)
     assert (caught.value.suggestion, caught.value.columns) == (suggestion, tuple(record))
     if suggestion:
-        record_reader(detect_schema([record], parse_mapping(suggestion)))(record)
+        make_record_reader(detect_schema([record], parse_mapping(suggestion)))(record)
 
 
 def test_no_records_are_no_schema():
@@ -425,7 +429,7 @@ def test_a_few_other_records_do_not_change_a_schema():
 def test_what_comes_late_is_read():
     schema = detect_schema([{"instruction": "i", "output": "o"}])
     late = {"instruction": "i", "output": "o", "input": "x", "system": "s"}
-    assert record_reader(schema)(late).messages == [system("s"), user("i\nx"), assistant("o")]
+    assert make_record_reader(schema)(late).messages == [system("s"), user("i\nx"), assistant("o")]
 
 
 IDS = {"input_ids": [1, 2]}
@@ -444,15 +448,15 @@ IDS = {"input_ids": [1, 2]}
     ],
 )
 def test_what_would_change_a_record_and_comes_late_is_refused(first, late, role):
-    read_one = record_reader(detect_schema([first] * 3))
+    read_one = make_record_reader(detect_schema([first] * 3))
     read_one(first)
     with pytest.raises(
         UnusableRecordError, match=f"column '{role}' holds .* first records have nothing.*{role}="
     ):
         read_one(first | late)
-    record_reader(detect_schema([first] * 3, {role: ""}))(first | late)
+    make_record_reader(detect_schema([first] * 3, {role: ""}))(first | late)
     # Seen in the first records it is another task's, or heeded.
-    record_reader(detect_schema([first | late] * 3))(first | late)
+    make_record_reader(detect_schema([first | late] * 3))(first | late)
 
 
 def test_real_files(real_data):
@@ -470,12 +474,12 @@ def test_real_files(real_data):
     ):
         schema = detect_schema(rows[:100])
         assert schema.description == description
-        reader = record_reader(schema)
+        reader = make_record_reader(schema)
         assert len([reader(row) for row in rows]) == len(rows)
     with pytest.raises(SchemaError) as caught:
         detect_schema(lines("HumanEval.jsonl.gz"))
     assert str(caught.value).endswith("--map prompt=prompt,response=canonical_solution")
     mapping = parse_mapping("prompt=prompt,response=canonical_solution")
     rows = lines("HumanEval.jsonl.gz")
-    first = record_reader(detect_schema(rows, mapping))(rows[0])
+    first = make_record_reader(detect_schema(rows, mapping))(rows[0])
     assert first.messages == [user(rows[0]["prompt"]), assistant(rows[0]["canonical_solution"])]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
-from batchloom.chat import BUILT_IN, RenderError, choose_template
+from batchloom.chat import BUILT_IN_TEMPLATES, RenderError, choose_template
 from batchloom.core.conversation import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CONTENTS, GENTLE, messages, rich_messages, tools_of
@@ -97,7 +97,7 @@ def encoders(tokenizers):
     return {
         (name, template): ChatEncoder(tokenizer, template)
         for name, tokenizer in tokenizers.items()
-        for template in BUILT_IN
+        for template in BUILT_IN_TEMPLATES
     }
 
 
@@ -110,7 +110,7 @@ def trained_pieces(encoder, made):
     ]
 
 
-@pytest.mark.parametrize("template", BUILT_IN)
+@pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 def test_calls_are_trained_and_tools_and_results_are_not(encoders, template):
     encoder = encoders["bytes", template]
     made = encode_conversations([Conversation(TURNS, [TOOL])], encoder, PROVED)
@@ -121,7 +121,7 @@ def test_calls_are_trained_and_tools_and_results_are_not(encoders, template):
     assert trained_pieces(encoder, made) == [*(one + stop for one in calls), f"Fine.{stop}"]
 
 
-@pytest.mark.parametrize("template", BUILT_IN)
+@pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 def test_calls_without_a_list_of_tools(encoders, template):
     encoder = encoders["bytes", template]
     with_tools, without = (
@@ -151,7 +151,7 @@ def body_of(template, message):
     return content + (between if content and calls else "") + inner.join(calls) + STOP[template]
 
 
-@pytest.mark.parametrize("template", BUILT_IN)
+@pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 @MANY
 @given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
 def test_every_form_of_a_call_is_trained_whole(encoders, template, turns, tools):
@@ -175,7 +175,7 @@ def test_every_form_of_a_call_is_trained_whole(encoders, template, turns, tools)
 
 
 @pytest.mark.parametrize("name", ["bytes", "nfc", "metaspace"])
-@pytest.mark.parametrize("template", BUILT_IN)
+@pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 @MANY
 @given(turns=rich_messages(GENTLE), tools=tools_of(GENTLE))
 def test_ids_are_those_of_apply_chat_template(encoders, theirs, name, template, turns, tools):
@@ -183,7 +183,7 @@ def test_ids_are_those_of_apply_chat_template(encoders, theirs, name, template, 
     rules = ChatRules(prove=True, train_on="all")
     made = encode_conversations([Conversation(turns, tools)], encoder, rules)
     assert not made.faults
-    text = choose_template(template, {}, dict.fromkeys(BUILT_IN[template], 0), "t").text
+    text = choose_template(template, {}, dict.fromkeys(BUILT_IN_TEMPLATES[template], 0), "t").text
     expected = theirs[name].apply_chat_template(
         turns, tools=tools, chat_template=text, return_dict=True
     )
@@ -217,7 +217,7 @@ def text_without_tools(template, turns):
     return text if turns[0]["role"] == "system" else start + text
 
 
-@pytest.mark.parametrize("template", BUILT_IN)
+@pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
 @MANY
 @given(turns=messages(CONTENTS))
 def test_turns_without_tools_stay_as_they_were(encoders, template, turns):

@@ -272,7 +272,7 @@ def test_private_characters_are_said_like_any_other(encoder_of):
 
 @pytest.mark.parametrize(("said", "found"), [("a1", True), ("<|im_end|>", False)])
 def test_more_messages_than_marks(encoder_of, monkeypatch, said, found):
-    monkeypatch.setattr("batchloom.chat.templates.markers.MOST_MARKED", 3)
+    monkeypatch.setattr("batchloom.chat.templates.markers.MAX_MARKED_STRINGS", 3)
     # Tool calls, so that the turns are looked for by marks.
     turns = [
         {"role": "user", "content": "q1"},

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.testing import write_store
 
 
@@ -35,7 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize(("path", "data", "code", "used"), CASES)
 def test_what_it_is_and_what_would_be_used(here, capsys, path, data, code, used):
-    assert run(["check", path, "--json"]) == code
+    assert run_command_line(["check", path, "--json"]) == code
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert list(found) == ["path", "kind", "sound", "data", "used", "faults", "facts", "sample"]
@@ -44,7 +44,7 @@ def test_what_it_is_and_what_would_be_used(here, capsys, path, data, code, used)
     assert bool(found["faults"]) == bool(code)
     assert not said.err
 
-    assert run(["check", path]) == code
+    assert run_command_line(["check", path]) == code
     said = capsys.readouterr()
     assert said.out.splitlines()[0].split() == ["data:", data]
     if code:
@@ -56,21 +56,21 @@ def test_what_it_is_and_what_would_be_used(here, capsys, path, data, code, used)
 def test_a_damaged_store_is_real_and_nothing_of_it_would_be_used(here, capsys):
     path = here / "store/train/shard_00000.bin"
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
-    assert run(["check", "store", "--json"]) == 1
+    assert run_command_line(["check", "store", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["data"], found["used"]) == ("real", "nothing, before what is faulty is mended")
 
 
 def test_whether_a_store_without_a_readable_manifest_is_real_is_not_known(here, capsys):
     (here / "made/dataset_metadata.json").write_text("{")
-    assert run(["check", "made", "--json"]) == 1
+    assert run_command_line(["check", "made", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["data"], found["used"]) == ("unknown", "nothing, before what is faulty is mended")
 
 
 def test_what_is_there_and_cannot_be_told_is_an_error(here, capsys):
     (here / "half/.work").mkdir(parents=True)
-    assert run(["check", "half", "--json"]) == 1
+    assert run_command_line(["check", "half", "--json"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert "is an unfinished store" in said.err

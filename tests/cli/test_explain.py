@@ -6,8 +6,8 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Loader, open_store
-from batchloom.batches import mixture_from
-from batchloom.cli import run
+from batchloom.batches import read_mixture
+from batchloom.cli import run_command_line
 from batchloom.testing import append_documents, write_store
 
 SIZES = ["--seq-len", "64", "--global-batch-size", "4"]
@@ -34,13 +34,15 @@ def prepared(here, capsys):
     (here / "in" / "b.jsonl").write_text("\n".join(chats) + "\n")
     words = ["--tokenizer", "bytes", "--max-bad", "5", "--val-fraction", "0.2"]
     words += ["--max-tokens", "500", "--overlong", "split"]
-    assert run(["prepare", "in", "--out", "store", *words]) == 0, capsys.readouterr().err
+    assert run_command_line(["prepare", "in", "--out", "store", *words]) == 0, (
+        capsys.readouterr().err
+    )
     capsys.readouterr()
     return "store"
 
 
 def asked(capsys, *words):
-    assert run([*words, "--json"]) == 0, capsys.readouterr().err
+    assert run_command_line([*words, "--json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -60,7 +62,7 @@ def test_explain_names_line_file_and_text(prepared, capsys):
     words = ["--rank", "1", "--world-size", "2", "--row", "1"]
     (one,) = asked(capsys, "explain", prepared, *SIZES, "--step", "2", *words)["sequences"]
     assert (one["row"], one["rank"], one["rank_row"]) == (3, 1, 1)
-    assert run(["explain", prepared, *SIZES, "--step", "2", "--world-size", "2"]) == 0
+    assert run_command_line(["explain", prepared, *SIZES, "--step", "2", "--world-size", "2"]) == 0
     text = capsys.readouterr().out
     assert "row 3, rank 1 row 1, position 11" in text
     assert ".jsonl line " in text
@@ -94,7 +96,7 @@ def test_records_that_became_no_document_say_why(prepared, capsys):
         (42, "There is no record 42 of in/a.jsonl: 42 were read"),
     ):
         words = ["when", prepared, *SIZES, "--source", "in/a.jsonl", "--record", str(record)]
-        assert run(words) == 1
+        assert run_command_line(words) == 1
         assert told in capsys.readouterr().err
 
 
@@ -125,14 +127,14 @@ def test_a_document_that_never_comes_is_told_with_the_reason(here, capsys):
         assert told["showings"] == []
         (unserved,) = told["unserved"]
         assert reason in unserved["reason"]
-        assert run(["when", *words, *SIZES]) == 0
+        assert run_command_line(["when", *words, *SIZES]) == 0
         assert reason in capsys.readouterr().out
     assert asked(capsys, "when", "s", "--document", "31", *SIZES)["unserved"] == []
 
 
 def test_an_input_that_is_named_by_the_path_it_was_prepared_from_is_recognised(prepared, capsys):
     words = ["when", prepared, *SIZES, "--source", "/data/of/mine/b.jsonl", "--record", "1"]
-    assert run(words) == 1
+    assert run_command_line(words) == 1
     assert "did you mean 'in/b.jsonl'?" in capsys.readouterr().err
 
 
@@ -150,7 +152,7 @@ def test_a_run_on_a_stream_says_that_it_cannot_be_asked(here, capsys):
         ["explain", "s", "--checkpoint", "state.json", "--step", "1"],
         ["when", "--mixture", "s=1", "--checkpoint", "state.json", "--document", "1"],
     ):
-        assert run(words) == 1
+        assert run_command_line(words) == 1
         assert "was on a stream: it takes no edits, and explain" in capsys.readouterr().err
 
 
@@ -180,7 +182,7 @@ def test_a_run_on_a_stream_says_that_it_cannot_be_asked(here, capsys):
 )
 def test_what_cannot_be_answered_is_refused(here, capsys, words, told):
     write_store(here / "s", [[65] * 20] * 30)
-    assert run(words) in (1, 2)
+    assert run_command_line(words) in (1, 2)
     assert told in capsys.readouterr().err
 
 
@@ -192,7 +194,7 @@ def test_a_bare_prefix_is_asked_by_number(here, capsys):
     span = told["sequences"][0]["spans"][0]
     assert (span["origin"], span["text"]) == (None, None)
     assert asked(capsys, "when", "bare", *SIZES, "--document", str(span["document"]))["showings"]
-    assert run(["when", "bare", *SIZES, "--record", "1", "--source", "x"]) == 1
+    assert run_command_line(["when", "bare", *SIZES, "--record", "1", "--source", "x"]) == 1
     assert "a bare prefix does not say which records" in capsys.readouterr().err
 
 
@@ -200,7 +202,7 @@ def test_a_run_answers_by_its_checkpoint_alone(here, capsys):
     write_store(here / "s", {"train": [[n % 200] * (9 + n % 30) for n in range(90)]})
     words = ["train", "--data", "s", "--out", "run", "--max-iters", "6", "--save-interval", "2"]
     words += ["--seq-len", "32", "--global-batch-size", "4", "--seed", "5", "--device", "cpu"]
-    assert run(words) == 0, capsys.readouterr().err
+    assert run_command_line(words) == 0, capsys.readouterr().err
     capsys.readouterr()
     append_documents(here / "s", [[7] * 9] * 20)
     plain = ["--seq-len", "32", "--global-batch-size", "4", "--seed", "5", "--steps", "6"]
@@ -209,25 +211,25 @@ def test_a_run_answers_by_its_checkpoint_alone(here, capsys):
         by_hand = asked(capsys, "explain", "s", "--generation", "1", *plain, "--step", "3")
         assert by_run == by_hand
     place = "run/checkpoints/step_00000004"
-    assert run(["when", "s", "--checkpoint", place, "--document", "3"]) == 0
+    assert run_command_line(["when", "s", "--checkpoint", place, "--document", "3"]) == 0
     text = capsys.readouterr().out
     assert "(past)" in text or "(to come)" in text
-    assert run(["explain", "s", "--checkpoint", "run", "--step", "6"]) == 1
+    assert run_command_line(["explain", "s", "--checkpoint", "run", "--step", "6"]) == 1
     assert "the run has 6" in capsys.readouterr().err
     write_store(here / "other", [[3] * 9] * 40)
-    assert run(["explain", "other", "--checkpoint", "run", "--step", "3"]) == 1
+    assert run_command_line(["explain", "other", "--checkpoint", "run", "--step", "3"]) == 1
     error = capsys.readouterr().err
     assert "The state belongs to another plan: " in error
     assert "sources.data.documents was 90 and is 40" in error
     assert "Give the settings and the store the state was made with" in error
-    assert run(["plan", "s", "--checkpoint", "run"]) == 0
+    assert run_command_line(["plan", "s", "--checkpoint", "run"]) == 0
     assert "6 steps of 4 sequences of 32 tokens" in capsys.readouterr().out
 
 
 def test_a_mixture_with_edits_answers_by_its_state(here, capsys):
     for name, size in (("web", 40), ("code", 25)):
         write_store(here / name, [[65 + n % 50] * (5 + n % 40) for n in range(size)])
-    mixture = mixture_from("web=0.7,code=0.3")
+    mixture = read_mixture("web=0.7,code=0.3")
     loader = Loader(
         mixture, seq_len=64, global_batch_size=4, steps=60, output="numpy", rank=0, world_size=2
     )
@@ -245,9 +247,14 @@ def test_a_mixture_with_edits_answers_by_its_state(here, capsys):
     ]
     shown = ["when", *words, "--source", "web", "--document", "1", "--steps", "60"]
     assert {one["banned"] for one in asked(capsys, *shown)["showings"]} == {False, True}
-    assert run(["explain", "web", "--checkpoint", "state.json", "--step", "1"]) == 1
+    assert run_command_line(["explain", "web", "--checkpoint", "state.json", "--step", "1"]) == 1
     assert "one store is given. Give --mixture" in capsys.readouterr().err
-    assert run(["explain", "--mixture", "web=1", "--checkpoint", "state.json", "--step", "1"]) == 1
+    assert (
+        run_command_line(
+            ["explain", "--mixture", "web=1", "--checkpoint", "state.json", "--step", "1"]
+        )
+        == 1
+    )
     assert "no store is given for code" in capsys.readouterr().err
 
 
@@ -257,9 +264,9 @@ def test_removed_and_masked_tokens_are_marked(here, capsys):
         [[65] * 20, [66] * 20],
         trained=[[0] * 10 + [1] * 10, [1] * 20],
     )
-    assert run(["remove", "s", "--source", "given", "--dry-run"]) == 0
+    assert run_command_line(["remove", "s", "--source", "given", "--dry-run"]) == 0
     (here / "list").write_text("train:1\n")
-    assert run(["remove", "s", "--documents-file", "list"]) == 0
+    assert run_command_line(["remove", "s", "--documents-file", "list"]) == 0
     capsys.readouterr()
     told = asked(
         capsys, "explain", "s", "--seq-len", "40", "--global-batch-size", "1", "--step", "0"
@@ -268,7 +275,7 @@ def test_removed_and_masked_tokens_are_marked(here, capsys):
     assert (spans[0]["trained"], spans[0]["removed"]) == (10, False)
     assert (spans[1]["trained"], spans[1]["removed"], spans[1]["text"]) == (0, True, None)
     words = ["--seq-len", "40", "--global-batch-size", "1", "--step", "0"]
-    assert run(["explain", "s", *words]) == 0
+    assert run_command_line(["explain", "s", *words]) == 0
     text = capsys.readouterr().out
     assert "10 trained" in text
     assert "removed: served as end tokens without loss" in text
@@ -292,5 +299,5 @@ def test_every_rank_of_replicated_data_is_told_what_it_reads(here):
 def test_a_lone_store_of_made_up_documents_says_so(here, capsys):
     words = ["explain", "dummy:documents=50", *SIZES, "--step", "0"]
     assert asked(capsys, *words)["source"] == "synthetic"
-    assert run(words) == 0
+    assert run_command_line(words) == 0
     assert "source=synthetic" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.store import REPORT_NAME
 from batchloom.testing import append_documents, write_store
 
@@ -24,58 +24,63 @@ def store(tmp_path):
 def test_log_has_a_line_a_generation(store, tmp_path, capsys):
     (tmp_path / "s" / REPORT_NAME).write_text('{"started": "2026-11-21T10:00:00+00:00", "x": 1}')
     (tmp_path / "s" / "report.00002.json").write_text("no report")
-    assert run(["remove", store, "--source", "more/*"]) == 0
+    assert run_command_line(["remove", store, "--source", "more/*"]) == 0
     capsys.readouterr()
-    assert run(["log", store]) == 0
+    assert run_command_line(["log", store]) == 0
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.split()[:2] == ["1", "prepared"]
     assert "20 documents, 500 tokens, 1 source added (given), 2026-11-21T10:00:00" in first
     assert "25 documents, 630 tokens, 1 source added (more/b.jsonl)" in second
     assert "20 documents, 500 tokens, sources more/*, 20" in third
-    assert run(["log", store, "--json"]) == 0
+    assert run_command_line(["log", store, "--json"]) == 0
     logged = json.loads(capsys.readouterr().out)
     assert [one["made"] for one in logged] == ["prepared", "appended", "removed"]
     assert logged[1]["sources"] == ["more/b.jsonl"]
-    assert run(["log", str(tmp_path / "nothing")]) == 1
+    assert run_command_line(["log", str(tmp_path / "nothing")]) == 1
     assert "There is no file or folder" in capsys.readouterr().err
 
 
 def test_remove_and_compact(store, tmp_path, capsys):
-    assert run(["remove", store]) == 2
+    assert run_command_line(["remove", store]) == 2
     assert "sources: missing; name sources (--source NAME)" in capsys.readouterr().err
-    assert run(["remove", store, "--source", "more/b.jsonl", "--dry-run"]) == 0
+    assert run_command_line(["remove", store, "--source", "more/b.jsonl", "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "5             130 tokens  more/b.jsonl" in told
     assert "would be removed" in told
     (tmp_path / "list").write_text("train:0\ngiven 99\n")
-    assert run(["remove", store, "--documents-file", str(tmp_path / "list")]) == 0
+    assert run_command_line(["remove", store, "--documents-file", str(tmp_path / "list")]) == 0
     told = capsys.readouterr().out
     assert "not in the store: given 99" in told
     assert "Older generations and the shards themselves still hold the text" in told
-    assert run(["remove", store, "--documents-file", str(tmp_path / "list")]) == 0
+    assert run_command_line(["remove", store, "--documents-file", str(tmp_path / "list")]) == 0
     assert "Nothing to remove" in capsys.readouterr().out
-    assert run(["remove", store, "--source", "a", "--source", "given"]) == 1
+    assert run_command_line(["remove", store, "--source", "a", "--source", "given"]) == 1
     capsys.readouterr()
-    assert run(["compact", store, "--json"]) == 0
+    assert run_command_line(["compact", store, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ended"] == [1, 2, 3]
-    assert run(["compact", store]) == 0
+    assert run_command_line(["compact", store]) == 0
     assert "Nothing to compact" in capsys.readouterr().out
-    assert run(["check", store]) == 0
+    assert run_command_line(["check", store]) == 0
 
 
 def test_other_commands_take_a_generation(store, tmp_path, capsys):
-    assert run(["remove", store, "--source", "given"]) == 0
+    assert run_command_line(["remove", store, "--source", "given"]) == 0
     for number, documents in (("1", 20), ("2", 25)):
-        assert run(["inspect", store, "--generation", number, "--json"]) == 0
+        assert run_command_line(["inspect", store, "--generation", number, "--json"]) == 0
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["documents"] == documents
-        assert run(["check", store, "--generation", number]) == 0
+        assert run_command_line(["check", store, "--generation", number]) == 0
         assert f"--generation {number} reads the {documents} documents" in capsys.readouterr().out
         out = str(tmp_path / number)
-        assert run(["export", store, "--to", "flat", "--out", out, "--generation", number]) == 0
+        assert (
+            run_command_line(
+                ["export", store, "--to", "flat", "--out", out, "--generation", number]
+            )
+            == 0
+        )
         capsys.readouterr()
-    assert run(["inspect", store]) == 0
+    assert run_command_line(["inspect", store]) == 0
     assert "20 documents of these removed" in capsys.readouterr().out
-    assert run(["check", store, "--generation", "9"]) == 1
+    assert run_command_line(["check", store, "--generation", "9"]) == 1
     assert "has no generation 9; it has: 1, 2, 3" in capsys.readouterr().err
 
 
@@ -86,7 +91,12 @@ def test_remove_says_where_the_text_of_a_duplicate_stands(tmp_path, capsys):
         [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], out=tmp_path / "s", tokenizer="bytes"
     )
     (tmp_path / "list").write_text("b.jsonl 0\nb.jsonl 9\n")
-    assert run(["remove", str(tmp_path / "s"), "--documents-file", str(tmp_path / "list")]) == 0
+    assert (
+        run_command_line(
+            ["remove", str(tmp_path / "s"), "--documents-file", str(tmp_path / "list")]
+        )
+        == 0
+    )
     told = " ".join(capsys.readouterr().out.split())
     assert (
         "not in the store: b.jsonl 9 read, but without a document in the store: b.jsonl 0." in told

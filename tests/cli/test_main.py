@@ -11,8 +11,8 @@ import time
 import pytest
 
 import batchloom
-from batchloom.cli import commands, prepare as prepare_module, run
-from batchloom.cli.commands import familiar
+from batchloom.cli import commands, prepare as prepare_module, run_command_line
+from batchloom.cli.commands import normalize_arguments
 from batchloom.preparation import Progress
 from batchloom.testing import write_store
 
@@ -43,7 +43,7 @@ TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
     ],
 )
 def test_names_brought_along(typed, understood):
-    assert familiar(typed) == understood
+    assert normalize_arguments(typed) == understood
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_names_brought_along(typed, understood):
     ],
 )
 def test_a_problem_is_named_as_it_was_typed(words, said, capsys):
-    assert run(words) == 2
+    assert run_command_line(words) == 2
     assert said in capsys.readouterr().err
 
 
@@ -74,7 +74,7 @@ def test_a_problem_is_named_as_it_was_typed(words, said, capsys):
     ],
 )
 def test_an_option_with_one_value_is_given_once(words, option, capsys):
-    assert run(words) == 2
+    assert run_command_line(words) == 2
     assert f"for {option}: it is given 2 times" in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_an_option_with_one_value_is_given_once(words, option, capsys):
 )
 def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    assert run([command, "--help"]) == 0
+    assert run_command_line([command, "--help"]) == 0
     told = capsys.readouterr().out
     assert "\\[" not in told
     if command == "prepare":
@@ -91,9 +91,9 @@ def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
 
 
 def test_options_that_may_be_repeated_and_help_are_not_counted(tmp_path, capsys):
-    assert run(["prepare", "--help", "-h"]) == 0
+    assert run_command_line(["prepare", "--help", "-h"]) == 0
     words = ["import", "--out", "o", "--vocab-size", "9", "--val", "a", "--val", "b", "c"]
-    assert run(words) == 1
+    assert run_command_line(words) == 1
     assert "given 2 times" not in capsys.readouterr().err
 
 
@@ -109,24 +109,27 @@ def test_old_names_do_the_job(tmp_path, capsys):
         "--tokenization",
         "bytes",
     ]
-    assert run([*words, "--tokens_per_shard", "1000", "--no_dedup", "--no_normalize"]) == 0
+    assert (
+        run_command_line([*words, "--tokens_per_shard", "1000", "--no_dedup", "--no_normalize"])
+        == 0
+    )
     assert (out / "dataset_metadata.json").exists()
     capsys.readouterr()
 
 
 def test_check_tells_sound_from_faulty_from_misuse(tmp_path, capsys):
     write_store(tmp_path / "s", TEXT)
-    assert run(["check", str(tmp_path / "s")]) == 0
+    assert run_command_line(["check", str(tmp_path / "s")]) == 0
     assert "sound" in capsys.readouterr().out
     (tmp_path / "s/train/shard_00000.bin").write_bytes(b"\0" * 2080)
-    assert run(["check", str(tmp_path / "s"), "--json"]) == 1
+    assert run_command_line(["check", str(tmp_path / "s"), "--json"]) == 1
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["sound"] is False
     assert "checksum" in verdict["faults"][0]
-    assert run(["check", str(tmp_path / "nothing")]) == 1
-    assert run(["check"]) == 2
-    assert run(["check", str(tmp_path), "--nonsense"]) == 2
-    assert run(["frobnicate"]) == 2
+    assert run_command_line(["check", str(tmp_path / "nothing")]) == 1
+    assert run_command_line(["check"]) == 2
+    assert run_command_line(["check", str(tmp_path), "--nonsense"]) == 2
+    assert run_command_line(["frobnicate"]) == 2
     capsys.readouterr()
 
 
@@ -134,31 +137,31 @@ def test_check_of_raw_files(tmp_path, capsys):
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     good.write_text('{"text": "a"}\n{"text": "b"}\n')
     bad.write_text('{"text": "a"}\n\n{"text": 5}\n{"text": "b"\n')
-    assert run(["check", str(good)]) == 0
+    assert run_command_line(["check", str(good)]) == 0
     assert "2 documents, 0 empty, 0 bad" in capsys.readouterr().out
-    assert run(["check", str(bad)]) == 1
+    assert run_command_line(["check", str(bad)]) == 1
     out = capsys.readouterr().out
     assert "line 3" in out
     assert "Invalid JSON on line 4 in bad.jsonl, column 13: " in out
     (tmp_path / "plain.txt").write_text("hello")
-    assert run(["check", str(tmp_path / "plain.txt")]) == 0
+    assert run_command_line(["check", str(tmp_path / "plain.txt")]) == 0
     capsys.readouterr()
     bad.unlink()
     (tmp_path / "x.pdf").write_bytes(b"%PDF")
-    assert run(["check", str(tmp_path)]) == 0
+    assert run_command_line(["check", str(tmp_path)]) == 0
     assert f"note:        Left out of {tmp_path.name}: 1 .pdf." in capsys.readouterr().out
 
 
 def test_inspect_shows_the_store(tmp_path, capsys):
     write_store(tmp_path / "s", [*TEXT, [1] * 300])
-    assert run(["inspect", str(tmp_path / "s"), "--seq-len", "128"]) == 0
+    assert run_command_line(["inspect", str(tmp_path / "s"), "--seq-len", "128"]) == 0
     out = capsys.readouterr().out
     assert "21 documents, 1,340 tokens (uint16) in 1 shard\n" in out
     assert "best_fit" in out
     assert "it was the best of times" in out
-    assert run(["inspect", str(tmp_path / "s"), "--json"]) == 0
+    assert run_command_line(["inspect", str(tmp_path / "s"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["longest"] == 300
-    assert run(["inspect", str(tmp_path / "s"), "--first", "-1"]) == 2
+    assert run_command_line(["inspect", str(tmp_path / "s"), "--first", "-1"]) == 2
     assert "--first: -1 is no number of documents" in capsys.readouterr().err
 
 
@@ -166,18 +169,18 @@ def test_inspect_says_what_a_loader_does_with_long_conversations(tmp_path, capsy
     rows = [{"question": "?" * n, "answer": "!"} for n in (1, 500)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
-    assert run(["inspect", str(tmp_path / "s"), "--seq-len", "128"]) == 0
+    assert run_command_line(["inspect", str(tmp_path / "s"), "--seq-len", "128"]) == 0
     assert "1 document is longer than 128 tokens: overlong='split' cuts, 'drop' (the default" in (
         " ".join(capsys.readouterr().out.split())
     )
-    assert run(["inspect", str(tmp_path / "s")]) == 0
+    assert run_command_line(["inspect", str(tmp_path / "s")]) == 0
     assert "no document is longer than 2,048 tokens" in capsys.readouterr().out
 
 
 def test_a_setting_is_named_as_it_was_typed(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     words = ["prepare", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "s")]
-    assert run([*words, "--overlong", "split", "--train-on", "asistant"]) == 2
+    assert run_command_line([*words, "--overlong", "split", "--train-on", "asistant"]) == 2
     said = capsys.readouterr().err.removeprefix("batchloom: ").splitlines()
     assert [line.partition(":")[0] for line in said] == ["--train-on", "--overlong"]
 
@@ -187,7 +190,7 @@ def test_an_error_is_one_sentence_without_a_traceback(tmp_path, capsys):
     command = [sys.executable, "-m", "batchloom", *prepare]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     told = [
-        (run(words), capsys.readouterr().err)
+        (run_command_line(words), capsys.readouterr().err)
         for words in (["inspect", "no/such/store"], ["train", "--data", "no/such/store"], prepare)
     ]
     assert told[-1] == (done.returncode, done.stderr)
@@ -216,11 +219,11 @@ def test_closed_streams_do_no_harm(tmp_path, closed):
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
-    assert run(["check", str(tmp_path / "s")]) == 0
+    assert run_command_line(["check", str(tmp_path / "s")]) == 0
 
 
 def test_help_is_quick_and_loads_no_torch():
-    code = "import sys; from batchloom.cli.main import run; code = run(['--help']); assert 'torch' not in sys.modules; sys.exit(code)"
+    code = "import sys; from batchloom.cli.main import run_command_line; code = run_command_line(['--help']); assert 'torch' not in sys.modules; sys.exit(code)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0
     for command in ("prepare", "check", "inspect", "train", "demo"):
@@ -230,7 +233,7 @@ def test_help_is_quick_and_loads_no_torch():
 def test_version(capsys):
     import batchloom
 
-    assert run(["--version"]) == 0
+    assert run_command_line(["--version"]) == 0
     assert capsys.readouterr().out == f"batchloom {batchloom.__version__}\n"
 
 
@@ -308,8 +311,8 @@ def test_the_remedy_for_little_memory_fits_the_command(command, remedy, monkeypa
     def exhausted(arguments):
         raise MemoryError
 
-    monkeypatch.setattr(commands, "carry_out", exhausted)
-    assert run([command]) == 1
+    monkeypatch.setattr(commands, "execute", exhausted)
+    assert run_command_line([command]) == 1
     told = capsys.readouterr().err
     assert remedy in told
     assert ("--batch-size" in told) == (command == "train")
@@ -319,11 +322,16 @@ def test_names_are_printed_as_they_are(tmp_path, capsys):
     """Neither markup nor emoji codes in a path are taken for what they spell."""
     (tmp_path / "a.txt").write_text(":smile: [bold]")
     out = tmp_path / "[bold]:smile:[" / "]"
-    assert run(["prepare", str(tmp_path / "a.txt"), "--out", str(out), "--tokenizer", "bytes"]) == 0
+    assert (
+        run_command_line(
+            ["prepare", str(tmp_path / "a.txt"), "--out", str(out), "--tokenizer", "bytes"]
+        )
+        == 0
+    )
     assert str(out) in capsys.readouterr().out
-    assert run(["check", str(out)]) == 0
+    assert run_command_line(["check", str(out)]) == 0
     assert f"{out}: sound" in capsys.readouterr().out
-    assert run(["inspect", str(out)]) == 0
+    assert run_command_line(["inspect", str(out)]) == 0
     assert "document 0 begins ':smile: [bold]" in capsys.readouterr().out
 
 
@@ -378,7 +386,7 @@ def test_output_that_cannot_be_printed_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("size", ["9" * 5000, "9" * 5000 + ".5G", "10000G"])
 def test_sizes_of_thousands_of_digits(size, capsys):
-    assert run(["prepare", "a", "--out", "b", "--tokens-per-shard", size]) == 2
+    assert run_command_line(["prepare", "a", "--out", "b", "--tokens-per-shard", size]) == 2
     assert len(capsys.readouterr().err) < 500
 
 
@@ -386,7 +394,7 @@ def test_the_speed_shown_counts_what_was_done_since_the_phase_began(capsys, monk
     """Not what an earlier run had done, nor what was done when the first word of it came."""
     now = [0.0]
     monkeypatch.setattr(prepare_module.time, "monotonic", lambda: now[0])
-    display = prepare_module.Display()
+    display = prepare_module.ProgressDisplay()
     now[0] = 100.0
     display.show(Progress("write", 600_000_000, 1_200_000_000, 500_000_000, 1, 2, 0))
     first = capsys.readouterr().err
@@ -400,7 +408,7 @@ def test_the_speed_shown_counts_what_was_done_since_the_phase_began(capsys, monk
 def test_settings_of_reading_are_named_by_their_option(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text("{}")
     words = ["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]
-    assert run([*words, "--split-on", "lines", "--text-field", ""]) != 0
+    assert run_command_line([*words, "--split-on", "lines", "--text-field", ""]) != 0
     told = capsys.readouterr().err
     assert "--text-field: '' is not a word" in told
     assert "--split-on: 'lines' is not known" in told
@@ -414,12 +422,12 @@ def test_nothing_in_a_name_or_a_template_reaches_the_terminal_as_a_command(tmp_p
     (evil / "cut.csv").write_text('text\n"open')
     inputs, words = str(evil / "in.jsonl"), ["--tokenizer", "bytes"]
     store = str(evil / "out")
-    assert run(["prepare", inputs, "--out", store, *words]) == 0
-    assert run(["prepare", inputs, "--out", store, *words]) == 0
+    assert run_command_line(["prepare", inputs, "--out", store, *words]) == 0
+    assert run_command_line(["prepare", inputs, "--out", store, *words]) == 0
     for line in (["check", store], ["inspect", store], ["check", inputs]):
-        run(line)
+        run_command_line(line)
     assert (
-        run(
+        run_command_line(
             [
                 "prepare",
                 inputs,
@@ -433,8 +441,10 @@ def test_nothing_in_a_name_or_a_template_reaches_the_terminal_as_a_command(tmp_p
         == 1
     )
     for name in ("cut.csv", "gone.jsonl"):
-        assert run(["prepare", str(evil / name), "--out", str(evil / "3"), *words]) == 1
-    assert run(["doctor", inputs, "--map", "\x1b[31m=x"]) == 2
+        assert (
+            run_command_line(["prepare", str(evil / name), "--out", str(evil / "3"), *words]) == 1
+        )
+    assert run_command_line(["doctor", inputs, "--map", "\x1b[31m=x"]) == 2
     told = "".join(capsys.readouterr())
     assert r"\x1b[31mevil\u202e" in told
     assert not {"\x1b", "\u202e", "\x07"}.intersection(told)

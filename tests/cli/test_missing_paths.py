@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError, StoreMissingError
 
 ORDER = ["--seq-len", "64", "--global-batch-size", "2"]
@@ -55,7 +55,9 @@ def test_every_command_says_the_same(command, folder, capsys):
         ("nothing", "."),
         (f"{folder}/stores/wbe", "; did you mean 'web'?"),
     ):
-        assert run([path if word == "PATH" else word for word in COMMANDS[command]]) == 1
+        assert (
+            run_command_line([path if word == "PATH" else word for word in COMMANDS[command]]) == 1
+        )
         told = " ".join(capsys.readouterr().err.split())
         assert f"There is no file or folder {path}: name " in told, command
         assert told.endswith(meant), command
@@ -63,7 +65,7 @@ def test_every_command_says_the_same(command, folder, capsys):
 
 
 def test_check_as_json_says_so_too(capsys):
-    assert run(["check", "stores/wbe", "--json"]) == 1
+    assert run_command_line(["check", "stores/wbe", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["data"] == "absent"
     assert found["faults"][0].startswith("There is no file or folder stores/wbe: name ")

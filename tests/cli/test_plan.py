@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from batchloom import Edit, Loader, Mixture, Plan, PlanSpec, open_store
-from batchloom.analysis import forecast
-from batchloom.batches import mixture_from
-from batchloom.cli import run
-from batchloom.plan import Stage, assumed_from
+from batchloom.analysis import forecast_plan
+from batchloom.batches import read_mixture
+from batchloom.cli import run_command_line
+from batchloom.plan import Stage, parse_assumed_stores
 from batchloom.testing import write_store
-from batchloom.train import mixture_lines
+from batchloom.train import describe_mixture
 from plan.sources import LengthsOnly
 from single_settings import make_loader
 
@@ -31,7 +31,7 @@ def stores(tmp_path, monkeypatch):
 
 
 def asked(capsys, *words):
-    assert run(["plan", *words, "--json"]) == 0, capsys.readouterr().err
+    assert run_command_line(["plan", *words, "--json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -88,7 +88,7 @@ def test_a_mixture_tells_what_each_source_serves(stores, capsys):
     words = ["--mixture", "web=0.7,code=0.3", *SIZES, "--steps", "200"]
     told = asked(capsys, *words, "--world-size", "2", "--tokens-per-second", "1000")
     plan = Plan(
-        mixture_from("web=0.7,code=0.3"), PlanSpec(seq_len=32, global_batch_size=4, steps=200)
+        read_mixture("web=0.7,code=0.3"), PlanSpec(seq_len=32, global_batch_size=4, steps=200)
     )
     rows = plan.rows(0, plan.positions)
     for number, source in enumerate(told["sources"]):
@@ -106,7 +106,7 @@ def test_a_mixture_tells_what_each_source_serves(stores, capsys):
         assert abs(source["through"] - through) <= 1
     assert told["rank_bytes"] == -(-told["bytes"] // 2)
     assert told["hours"] == pytest.approx(200 * 4 * 32 / 1000 / 3600)
-    assert run(["plan", *words]) == 0
+    assert run_command_line(["plan", *words]) == 0
     text = capsys.readouterr().out
     assert "weight 70.0000%, effective" in text
     through = told["sources"][0]["through"] + 1
@@ -127,20 +127,20 @@ def test_a_source_is_exhausted_after_the_steps_it_had_a_share_of(stores, capsys,
     given = {name: open_store(name) for name in ("web", "code")}
     mixture = Mixture({"web": 0.5, "code": 0.5}, stores=given, exhausted="redistribute")
     plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=size))
-    told = forecast(plan)
+    told = forecast_plan(plan)
     code = next(one for one in told.sources if one.name == "code")
     assert code.exhausted == steps_with(mixture, "code", plan.spec)
     after = plan.rows(code.exhausted * size, plan.positions)
     assert plan.names.index("code") not in after.sources
     assert [held.step for held in told.shares] == [0, code.exhausted]
     assert f"mix    code is exhausted after {code.exhausted} steps: " in "\n".join(
-        mixture_lines(plan, plan.steps)
+        describe_mixture(plan, plan.steps)
     )
     (stores / "mix.yaml").write_text(
         "weights: {web: 1, code: 1}\nstores: {web: web, code: code}\nexhausted: redistribute\n"
     )
     words = ["plan", "--mixture", "mix.yaml", "--seq-len", "32", "--global-batch-size", str(size)]
-    assert run(words) == 0
+    assert run_command_line(words) == 0
     text = capsys.readouterr().out
     assert f"code: exhausted after {code.exhausted} steps\n" in text
     assert f"shares: web 100.00% of the sequences, after {code.exhausted} steps\n" in text
@@ -157,13 +157,13 @@ def test_stages_and_edits_are_told_with_the_steps_before_them(stores, capsys):
         {"step": 0, "shares": {"web": 1.0}},
         {"step": 6, "shares": {"code": 1.0}},
     ]
-    assert run(["plan", *words]) == 0
+    assert run_command_line(["plan", *words]) == 0
     text = capsys.readouterr().out
     assert "shares: web 100.00% of the sequences\n" in text
     assert "shares: code 100.00% of the sequences, after 6 steps\n" in text
     assert "code: no weight at the beginning\n" in text
     loader = Loader(
-        mixture_from("mix.yaml"),
+        read_mixture("mix.yaml"),
         seq_len=32,
         global_batch_size=4,
         steps=9,
@@ -174,7 +174,7 @@ def test_stages_and_edits_are_told_with_the_steps_before_them(stores, capsys):
     loader.edit(Edit(step=3, weights={"web": 1, "code": 1}, note="both"))
     (stores / "state.json").write_text(json.dumps(loader.state_dict()))
     words = ["plan", "--mixture", "mix.yaml", "--checkpoint", "state.json", "--steps", "9"]
-    assert run(words) == 0
+    assert run_command_line(words) == 0
     text = capsys.readouterr().out
     assert "edit after 3 steps: weights {web=1, code=1} (both)\n" in text
     assert "% of the sequences, after 3 steps\n" in text
@@ -186,9 +186,9 @@ def test_no_packing_is_told_to_do_better_than_the_bound():
     stores = {"full": LengthsOnly([32] * 40, "full"), "half": LengthsOnly([17] * 40, "half")}
     mixture = Mixture({"full": 9, "half": 1}, stores=stores)
     plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4, steps=100))
-    told = forecast(plan)
+    told = forecast_plan(plan)
     assert told.padding == pytest.approx(told.least_padding)
-    later = forecast(Plan(mixture, plan.spec, [Edit(step=50, seq_len=17, skip=3)]))
+    later = forecast_plan(Plan(mixture, plan.spec, [Edit(step=50, seq_len=17, skip=3)]))
     assert 0 < later.least_padding <= later.padding
 
 
@@ -197,14 +197,14 @@ def test_mixing_is_that_while_a_source_is_served():
     spec = PlanSpec(seq_len=40, global_batch_size=8, steps=1000)
     mixture = Mixture({"a": 1}, stores=stores, stages=[Stage(step=998, weights={"b": 1})])
     mixture = replace(mixture, stages=[*mixture.stages, Stage(step=2000, weights={"c": 1})])
-    a, b, c = (one.mixing for one in forecast(Plan(mixture, spec)).sources)
+    a, b, c = (one.mixing for one in forecast_plan(Plan(mixture, spec)).sources)
     assert a == b
     assert c is None
 
 
 def test_a_source_of_less_than_a_document_a_step_says_so(stores, capsys):
     words = ["plan", "--mixture", "web=0.9999,code=0.0001", *SIZES, "--steps", "9000"]
-    assert run(words) == 0
+    assert run_command_line(words) == 0
     text = capsys.readouterr().out
     assert "a step draws less than 1 document\n" in text
     assert "about 0 documents" not in text
@@ -218,7 +218,7 @@ def test_exhaustion_edits_and_skips(stores):
     )
     edits = [Edit(step=3, skip=2), Edit(step=5, seq_len=64)]
     plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4), edits)
-    told = forecast(plan)
+    told = forecast_plan(plan)
     assert told.exact
     assert not told.exact_tokens
     assert told.steps == plan.steps
@@ -233,13 +233,13 @@ def test_estimates_are_near_and_called_estimates():
     lengths = np.random.default_rng(0).lognormal(5, 1, 200_000).astype(np.uint32) + 1
     store = LengthsOnly(lengths)
     plan = Plan(store, PlanSpec(seq_len=512, global_batch_size=8, pool_size=1024))
-    told = forecast(plan)
+    told = forecast_plan(plan)
     assert not told.exact
-    assert not plan.orders.counted
+    assert not plan.orders.is_counted
     plan.orders.count_all()
     assert told.steps == pytest.approx(plan.steps, rel=0.002)
-    assert forecast(plan).steps == plan.steps
-    assert forecast(plan).exact
+    assert forecast_plan(plan).steps == plan.steps
+    assert forecast_plan(plan).exact
 
 
 @pytest.mark.parametrize(("lanes", "part"), [(1, 0.5), (64, 0.5), (64, 0.95)])
@@ -253,7 +253,7 @@ def test_estimates_go_on_where_an_edit_of_seq_len_leaves_a_source(lanes, part):
     spec = PlanSpec(seq_len=256, global_batch_size=64, lanes=lanes, pool_size=128)
     step = int(part * Plan(mixture, spec).orders.order(0).sequences * 5) // 64
     plan = Plan(mixture, spec, [Edit(step=step, seq_len=512)])
-    told = forecast(plan)
+    told = forecast_plan(plan)
     assert not told.exact
     assert told.steps == pytest.approx(plan.steps, rel=0.02)
     assert [one.epochs for one in told.sources] == pytest.approx([1, 1], abs=0.02)
@@ -274,7 +274,7 @@ class FewLengths:
 
 
 def test_a_dry_run_counts_nothing_of_a_source_that_was_retired_before():
-    stores = assumed_from("a=3T tokens/2B documents, b=3T tokens/2B documents")
+    stores = parse_assumed_stores("a=3T tokens/2B documents, b=3T tokens/2B documents")
     for store in stores.values():
         store.lengths = FewLengths(store.lengths)
     plan = Plan(
@@ -286,25 +286,25 @@ def test_a_dry_run_counts_nothing_of_a_source_that_was_retired_before():
             Edit(step=25_000, weights={"a": 1, "b": 1}),
         ],
     )
-    assert [one.exhausted for one in forecast(plan).sources] == [None, None]
+    assert [one.exhausted for one in forecast_plan(plan).sources] == [None, None]
 
 
 def test_neighbours_of_a_block_are_as_far_apart_as_is_told():
     store = LengthsOnly([10] * 4096)
     spec = PlanSpec(seq_len=40, global_batch_size=8, pool_size=1024, block=64)
     plan = Plan(store, spec)
-    (source,) = forecast(plan).sources
+    (source,) = forecast_plan(plan).sources
     # Two random places of 256 are a third of it apart, in the mean.
     assert source.mixing.apart == pytest.approx(256 / 3, rel=0.15)
     assert (source.mixing.block, source.mixing.pool, source.mixing.documents) == (64, 1024, 32)
     assert source.mixing.blocks <= 16
-    plain = forecast(Plan(store, PlanSpec(seq_len=40, global_batch_size=8, shuffle=False)))
+    plain = forecast_plan(Plan(store, PlanSpec(seq_len=40, global_batch_size=8, shuffle=False)))
     assert plain.sources[0].mixing.apart < 1
 
 
 def test_what_does_not_exist_is_assumed_and_every_line_says_so(capsys):
     words = ["--assume", "15T tokens, 12B documents", "--seq-len", "2048"]
-    assert run(["plan", *words, "--global-batch-size", "512"]) == 0
+    assert run_command_line(["plan", *words, "--global-batch-size", "512"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all("source=assumed" in line for line in lines)
     assert any(line.startswith("about 14,30") for line in lines)
@@ -318,7 +318,7 @@ def test_what_does_not_exist_is_assumed_and_every_line_says_so(capsys):
 
 
 def test_assumed_lengths_have_their_mean_and_are_the_same_one_by_one():
-    lengths = assumed_from("1.25B tokens, 1M documents")["data"].lengths
+    lengths = parse_assumed_stores("1.25B tokens, 1M documents")["data"].lengths
     found = lengths.take(np.arange(1_000_000))
     assert found.mean() == pytest.approx(1250, rel=0.01)
     assert np.log(found[found > 0]).std() == pytest.approx(1.1, rel=0.02)
@@ -330,17 +330,17 @@ def test_assumed_lengths_have_their_mean_and_are_the_same_one_by_one():
     "text", ["15 T, 12B docs", "15T tokens/12B doc", "15 TTOKENS,12 B documents"]
 )
 def test_assumptions_are_written_in_more_ways_than_one(text):
-    (store,) = assumed_from(text).values()
+    (store,) = parse_assumed_stores(text).values()
     assert (store.tokens, store.lengths.size) == (15 * 10**12, 12 * 10**9)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_documents_far_longer_than_a_sequence_are_planned_without_their_rows(shuffle):
-    store = assumed_from("10T tokens, 1M documents")["data"]
+    store = parse_assumed_stores("10T tokens, 1M documents")["data"]
     assert store.lengths.take(np.arange(1000)).max() > 1e8
     spec = PlanSpec(seq_len=64, global_batch_size=8, steps=1000, shuffle=shuffle)
     tracemalloc.start()
-    told = forecast(Plan(store, spec))
+    told = forecast_plan(Plan(store, spec))
     assert tracemalloc.get_traced_memory()[1] < 1e8
     tracemalloc.stop()
     assert (told.exact, told.exact_tokens, told.steps) == (True, False, 1000)
@@ -370,7 +370,7 @@ def test_documents_far_longer_than_a_sequence_are_planned_without_their_rows(shu
     ],
 )
 def test_what_cannot_be_planned_is_refused(stores, capsys, words, told):
-    assert run(words) in (1, 2)
+    assert run_command_line(words) in (1, 2)
     assert told in capsys.readouterr().err
 
 
@@ -401,7 +401,7 @@ def test_a_checkpoint_of_grouped_rows_knows_its_plan(stores, capsys, length):
 
 
 def test_the_journal_of_a_checkpoint(stores, capsys):
-    mixture = mixture_from("web=0.7,code=0.3")
+    mixture = read_mixture("web=0.7,code=0.3")
     loader = Loader(
         mixture, seq_len=32, global_batch_size=4, steps=50, output="numpy", rank=0, world_size=1
     )
@@ -410,7 +410,7 @@ def test_the_journal_of_a_checkpoint(stores, capsys):
     loader.edit(Edit(step=9, ban={"web": [3, 4]}, skip=2))
     state = stores / "state.json"
     state.write_text(json.dumps(loader.state_dict()))
-    assert run(["plan", "--journal", str(state)]) == 0
+    assert run_command_line(["plan", "--journal", str(state)]) == 0
     head, first, second = capsys.readouterr().out.splitlines()
     assert began in head
     assert "after 5 steps: weights {web=1, code=1} (more code)  -> " in first
@@ -419,7 +419,7 @@ def test_the_journal_of_a_checkpoint(stores, capsys):
     changed = json.loads(state.read_text())
     changed["edits"][0]["step"] = 4
     state.write_text(json.dumps(changed))
-    assert run(["plan", "--journal", str(state)]) == 1
+    assert run_command_line(["plan", "--journal", str(state)]) == 1
     assert "edit 0 of the journal (step 4) was changed by hand" in capsys.readouterr().err
 
 
@@ -432,7 +432,7 @@ def test_a_run_that_its_sources_end_is_told_to_its_last_sequence(stores):
                 exhausted=exhausted,
             )
             plan = Plan(mixture, PlanSpec(seq_len=32, global_batch_size=4, steps=steps))
-            told = forecast(plan)
+            told = forecast_plan(plan)
             rows = plan.rows(0, plan.positions_of(plan.steps - 1)[1])
             assert (told.steps, told.tokens) == (plan.steps, rows.lengths.sum())
             assert told.sequences == (np.diff(rows.pointers) > 0).sum()

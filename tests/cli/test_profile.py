@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.store import PAGE_NAME
 
 
@@ -16,7 +16,7 @@ def corpus(tmp_path):
 
 
 def test_a_profile_names_stages_with_their_share_and_speed(corpus, tmp_path, capsys):
-    assert run(corpus) == 0
+    assert run_command_line(corpus) == 0
     path = tmp_path / "s" / "report.json"
     report = json.loads(path.read_text())
     report |= {"seconds": 4.0, "seconds_by_phase": {"tokenize": 3.5}, "workers": 2, "crew": "pool"}
@@ -28,7 +28,7 @@ def test_a_profile_names_stages_with_their_share_and_speed(corpus, tmp_path, cap
 
     def printed():
         capsys.readouterr()
-        assert run([*corpus, "--profile"]) == 0
+        assert run_command_line([*corpus, "--profile"]) == 0
         return " ".join(capsys.readouterr().out.split())
 
     words = printed()
@@ -40,20 +40,20 @@ def test_a_profile_names_stages_with_their_share_and_speed(corpus, tmp_path, cap
 
 
 def test_prepare_says_where_the_time_went(corpus, capsys):
-    assert run([*corpus, "--profile"]) == 0
+    assert run_command_line([*corpus, "--profile"]) == 0
     assert "in all: list" in capsys.readouterr().out
     # With JSON on standard output, people read on the other one.
-    assert run([*corpus, "--profile", "--json"]) == 0
+    assert run_command_line([*corpus, "--profile", "--json"]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["already_done"] is True
     assert "in all: list" in told.err
 
 
 def test_inspect_says_where_the_page_lies(corpus, tmp_path, capsys):
-    assert run(corpus) == 0
+    assert run_command_line(corpus) == 0
     (tmp_path / "s" / PAGE_NAME).write_text("<!DOCTYPE html>")
-    assert run(["inspect", str(tmp_path / "s")]) == 0
+    assert run_command_line(["inspect", str(tmp_path / "s")]) == 0
     assert f"report: {tmp_path / 's' / PAGE_NAME}" in capsys.readouterr().out.replace("\n", "")
     (tmp_path / "s" / PAGE_NAME).unlink()
-    assert run(["inspect", str(tmp_path / "s")]) == 0
+    assert run_command_line(["inspect", str(tmp_path / "s")]) == 0
     assert "report:" not in capsys.readouterr().out

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from batchloom import SettingsError
-from batchloom.cli import run
-from batchloom.preparation import choose_recipe
+from batchloom.cli import run_command_line
+from batchloom.preparation import make_request
 from prepare.stores import jsonl, tree
 
 
@@ -41,18 +41,18 @@ COMMANDS = [
 @pytest.mark.parametrize("options", COMMANDS)
 def test_what_is_printed_does_what_the_command_does(folder, options, capsys):
     words = ["in.jsonl", "--tokenizer", "bytes", *options]
-    assert run(["prepare", *words, "--print-recipe"]) == 0
+    assert run_command_line(["prepare", *words, "--print-recipe"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert not (folder / "one").exists()
     (folder / "r.yaml").write_text(printed.out)
-    assert run(["prepare", *words, "--out", "one"]) == 0
-    assert run(["prepare", "--recipe", "r.yaml", "--out", "two"]) == 0
+    assert run_command_line(["prepare", *words, "--out", "one"]) == 0
+    assert run_command_line(["prepare", "--recipe", "r.yaml", "--out", "two"]) == 0
     assert tree("two") == tree("one")
     capsys.readouterr()
     # Printed again, also from the store, it is the same; there every setting of a step is said.
     for recipe in ("r.yaml", *([] if "boilerplate" in options else ["one"])):
-        assert run(["prepare", "--recipe", recipe, "--print-recipe"]) == 0
+        assert run_command_line(["prepare", "--recipe", recipe, "--print-recipe"]) == 0
         again = [line for line in capsys.readouterr().out.splitlines() if line[0] != "#"]
         assert again == [line for line in printed.out.splitlines() if line[0] != "#"]
 
@@ -70,31 +70,31 @@ def test_what_is_typed_wins(folder, capsys):
         "0.01",
         "--print-recipe",
     ]
-    assert run(["prepare", "--recipe", "r.yaml", *words]) == 0
+    assert run_command_line(["prepare", "--recipe", "r.yaml", *words]) == 0
     over = capsys.readouterr().out
-    assert run(["prepare", "in.jsonl", "--text-field", "a", "--print-recipe"]) == 0
+    assert run_command_line(["prepare", "in.jsonl", "--text-field", "a", "--print-recipe"]) == 0
     assert capsys.readouterr().out == over
 
 
 def test_steps_of_cleaning_may_be_given_several_times(folder):
-    recipe = choose_recipe("in.jsonl", {"clean": ["control,whitespace", "length"]}, None).recipe
+    recipe = make_request("in.jsonl", {"clean": ["control,whitespace", "length"]}, None).recipe
     assert [one.name for one in recipe.reading.clean] == ["control", "whitespace", "length"]
     with pytest.raises(SettingsError) as error:
-        choose_recipe("in.jsonl", {"clean": ["contrl,whitespace", "x"]}, None)
+        make_request("in.jsonl", {"clean": ["contrl,whitespace", "x"]}, None)
     assert [one.split(":")[0] for one in error.value.problems] == ["clean[0]", "clean[2]"]
 
 
 def test_a_store_is_made_again_and_says_so(folder, capsys):
     assert (
-        run(
+        run_command_line(
             ["prepare", "in.jsonl", "--tokenizer", "train:300", "--text-field", "q", "--out", "one"]
         )
         == 0
     )
-    assert run(["prepare", "--recipe", "one", "--out", "two"]) == 0
+    assert run_command_line(["prepare", "--recipe", "one", "--out", "two"]) == 0
     assert "two is the same as one, to the byte." in capsys.readouterr().err
     jsonl("in.jsonl", [{"q": "another"}] * 9)
-    assert run(["prepare", "--recipe", "one", "--out", "three"]) == 0
+    assert run_command_line(["prepare", "--recipe", "one", "--out", "three"]) == 0
     assert "three differs from one: its inputs" in capsys.readouterr().err
 
 
@@ -118,7 +118,7 @@ def test_a_store_is_made_again_and_says_so(folder, capsys):
 def test_what_is_wrong_is_named_where_it_stands(folder, words, said, capsys):
     (folder / "r.yaml").write_text("inputs: [in.jsonl]\ntokenisers: gpt2\n")
     (folder / "s.yaml").write_text("inputs: [in.jsonl]\nval_fraction: 3\n")
-    assert run(["prepare", *words]) == 2
+    assert run_command_line(["prepare", *words]) == 2
     told = capsys.readouterr().err.replace("batchloom: ", "\n")
     assert said in told
     assert not (folder / "o").exists()
@@ -131,7 +131,10 @@ def test_a_name_of_an_evaluation_set_cannot_write_to_the_terminal(folder, capsys
     (folder / "r.yaml").write_text(
         'clean:\n- decontaminate: {sets: {"a\\nb\\e[31m": set.jsonl}}\ninputs: [texts.jsonl]\n'
     )
-    assert run(["prepare", "--recipe", "r.yaml", "--tokenizer", "bytes", "--out", "o"]) == 0
+    assert (
+        run_command_line(["prepare", "--recipe", "r.yaml", "--tokenizer", "bytes", "--out", "o"])
+        == 0
+    )
     assert "shares words with a\\nb\\x1b[31m  " in capsys.readouterr().out
 
 
@@ -153,7 +156,7 @@ def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(
     monkeypatch.chdir(tmp_path)
     jsonl("in.jsonl", [{"text": f"document {number}"} for number in range(30)])
     job = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--clean", "control", "--out", "st"]
-    assert run(job) == 0
+    assert run_command_line(job) == 0
     manifest = tmp_path / "st" / "dataset_metadata.json"
     values = json.loads(manifest.read_text())
     del values["checksum"]
@@ -161,6 +164,6 @@ def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(
     manifest.write_text(json.dumps(values))
     for command in (["inspect", "st"], ["prepare", "--recipe", "st", "--out", "s3"], job):
         capsys.readouterr()
-        assert run(command) == 1
+        assert run_command_line(command) == 1
         message = capsys.readouterr().err
         assert f"dataset_metadata.json is damaged: recipe.{told}" in message

@@ -3,7 +3,7 @@
 import pytest
 
 from batchloom import InputError, open_store, prepare
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 
 URL = "https://somebody:s3cret@127.0.0.1:9/a%s?X-Amz-Signature=s3cret&x=1#s3cret"
 
@@ -36,7 +36,7 @@ def test_no_message_and_no_file_holds_a_secret(tmp_path, monkeypatch, capsys, wo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.txt").write_text("some text")
     words = [word.replace("IN", "in.txt").replace("OUT", str(tmp_path / "out")) for word in words]
-    assert run(words) == code
+    assert run_command_line(words) == code
     said = capsys.readouterr()
     assert "s3cret" not in said.out + said.err
     assert "Traceback" not in said.err
@@ -64,5 +64,5 @@ def test_in_python_too(tmp_path):
     ],
 )
 def test_only_what_is_no_address_is_left_out(word, told, capsys):
-    assert run([word]) == 2
+    assert run_command_line([word]) == 2
     assert f"No such command '{told}'" in capsys.readouterr().err

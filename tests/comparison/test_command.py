@@ -16,18 +16,18 @@ import pytest
 
 from batchloom.adapters.requirements import Requirement
 from batchloom.analysis.compare import (
-    beside,
     compare_plots as pictures,
+    compare_runs,
     comparison,
     frameworks,
     run_example,
 )
-from batchloom.analysis.compare.compare_page import page
-from batchloom.analysis.compare.launch import _finish
-from batchloom.analysis.compare.loss_curves import Curve
-from batchloom.cli import run
+from batchloom.analysis.compare.compare_page import render_comparison_page
+from batchloom.analysis.compare.launch import _run_to_end
+from batchloom.analysis.compare.loss_curves import LossCurve
+from batchloom.cli import run_command_line
 from batchloom.core.errors import TrainError
-from batchloom.core.plots import save_picture
+from batchloom.core.plots import save_figure
 from batchloom.testing import write_store
 from comparison.warm import run_warm
 from processes import start_processes
@@ -118,7 +118,7 @@ def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsy
     leaky, _, _ = make_examples(tmp_path)
     out = tmp_path / "out"
     words = ["--frameworks", f"pytorch,{leaky}", "--processes", "2", "--out", str(out)]
-    assert run(["compare", store, *SIZES, *words]) == 1
+    assert run_command_line(["compare", store, *SIZES, *words]) == 1
     said = capsys.readouterr().out
     assert "1 of 2 frameworks not as the plan and the others" in said
     check_leaky(said, *files_of(out))
@@ -148,7 +148,7 @@ def test_broken_examples_are_found_out_under_a_launcher(store, tmp_path, capsys)
     out = tmp_path / "out"
     words = ["--frameworks", f"pytorch,{leaky},{dies},{leaves}", "--processes", "2"]
     words += ["--out", str(out)]
-    assert run(["compare", store, *SIZES, *words]) == 1
+    assert run_command_line(["compare", store, *SIZES, *words]) == 1
     said = capsys.readouterr().out
     assert "dies.py FAILED" in said
     assert "OSError: no such disk" in said
@@ -164,8 +164,8 @@ def test_broken_examples_are_found_out_under_a_launcher(store, tmp_path, capsys)
 @pytest.mark.slow
 def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    monkeypatch.setattr(comparison, "FRAMEWORKS", (frameworks.by_name("pytorch"), ABSENT))
-    assert run(["compare", *SIZES, "--synthetic", "--out", str(out)]) == 0
+    monkeypatch.setattr(comparison, "FRAMEWORKS", (frameworks.find_framework("pytorch"), ABSENT))
+    assert run_command_line(["compare", *SIZES, "--synthetic", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     # Of all that are known, those that are missing are named with their remedy.
     assert "nosuch is missing: no-such-trainer is needed and not installed: pip install" in said
@@ -209,20 +209,22 @@ def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeyp
 def test_misuse_is_refused_before_anything_runs(store, words, said, tmp_path, capsys):
     out = tmp_path / "out"
     words = [store if word == "STORE" else word for word in words]
-    assert run(["compare", *words, "--out", str(out)]) == 2
+    assert run_command_line(["compare", *words, "--out", str(out)]) == 2
     assert said in capsys.readouterr().err
     assert not out.exists()
 
 
 def test_an_empty_name_is_no_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert run(["compare", "--runs", "a", "--out", ""]) == 2
+    assert run_command_line(["compare", "--runs", "a", "--out", ""]) == 2
     assert "--out: '' is no folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_data_that_is_missing_is_never_substituted(tmp_path, capsys):
-    assert run(["compare", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]) == 1
+    assert (
+        run_command_line(["compare", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]) == 1
+    )
     assert "gone" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -230,7 +232,7 @@ def test_data_that_is_missing_is_never_substituted(tmp_path, capsys):
 def test_a_framework_that_is_asked_for_and_missing_is_refused(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(frameworks, "FRAMEWORKS", (*frameworks.FRAMEWORKS, ABSENT))
     out = str(tmp_path / "out")
-    assert run(["compare", store, *SIZES, "--frameworks", "nosuch", "--out", out]) == 1
+    assert run_command_line(["compare", store, *SIZES, "--frameworks", "nosuch", "--out", out]) == 1
     assert "pip install 'batchloom[trainer]'" in capsys.readouterr().err
 
 
@@ -240,14 +242,14 @@ def test_finished_runs(tmp_path, capsys):
         rows = [{"step": n + 1, "loss": loss} for n, loss in enumerate(curves[name])]
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     logs, out = [str(tmp_path / name) for name in ("text", "random")], tmp_path / "out"
-    assert run(["compare", "--runs", *logs, "--out", str(out)]) == 0
+    assert run_command_line(["compare", "--runs", *logs, "--out", str(out)]) == 0
     assert "1 converging, 1 flat" in capsys.readouterr().out
     told, _ = files_of(out)
     assert (told["kind"], told["source"]) == ("runs", "unknown")
     assert [one["verdict"]["kind"] for one in told["runs"]] == ["converging", "flat"]
     # Only where a tolerance is given are losses of two runs expected to be the same.
     words = ["--tolerance", "0.001", "--json", "--out", str(out)]
-    assert run(["compare", "--runs", *logs, *words]) == 1
+    assert run_command_line(["compare", "--runs", *logs, *words]) == 1
     told = json.loads(capsys.readouterr().out)
     assert [one["first_apart"] for one in told["runs"]] == [None, 2]
 
@@ -314,7 +316,7 @@ def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypa
     assert re.fullmatch(r"\[1/2\] pytorch: agrees, \d+\.\d s", lines[1])
     assert lines[2] == f"[2/2] {example}: running 6 steps in 1 process"
     names = run_counting(monkeypatch)
-    assert run([*words, str(out)]) == 0
+    assert run_command_line([*words, str(out)]) == 0
     assert names == ["waiting.py"]
     assert f"{lines[1]}, before the stop\n{lines[2]}\n" in capsys.readouterr().err
     assert sorted(file.name for file in out.iterdir()) == [
@@ -322,7 +324,7 @@ def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypa
     ]
     # Nothing is left to go on from: the same command begins anew.
     undisturbed = tmp_path / "undisturbed"
-    assert run([*words, str(undisturbed)]) == 0
+    assert run_command_line([*words, str(undisturbed)]) == 0
     assert names == ["waiting.py", "pytorch", "waiting.py"]
     assert without_times(out) == without_times(undisturbed)
 
@@ -335,7 +337,7 @@ def test_another_command_or_example_starts_over_and_says_so(store, tmp_path, cap
     def compare(*more, stopped_at=None):
         names = run_counting(monkeypatch, stopped_at)
         words = ["--frameworks", "pytorch,own.py", "--out", "out"]
-        code = run(["compare", store, *SIZES, *words, *more])
+        code = run_command_line(["compare", store, *SIZES, *words, *more])
         return code, names, capsys.readouterr().err
 
     assert compare(stopped_at="own.py")[:2] == (130, ["pytorch", "own.py"])
@@ -352,14 +354,16 @@ def test_another_command_or_example_starts_over_and_says_so(store, tmp_path, cap
 
 
 def test_names_on_the_page_are_no_markup():
-    curve = Curve("<script>alert(1)</script>\x1b", "csv", (1, 2), (2.0, 1.0), None)
-    text = page(beside([curve]), b"png")
+    curve = LossCurve("<script>alert(1)</script>\x1b", "csv", (1, 2), (2.0, 1.0), None)
+    text = render_comparison_page(compare_runs([curve]), b"png")
     assert "script" not in Page(text).tags
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b" in text
 
 
 def test_numbers_stand_on_the_right(tmp_path):
-    text = page(beside([Curve("a", "csv", (1, 2), (2.0, 1.0), None)]), b"png")
+    text = render_comparison_page(
+        compare_runs([LossCurve("a", "csv", (1, 2), (2.0, 1.0), None)]), b"png"
+    )
     assert '<th scope="col" class="number">points</th>' in text
     assert '<td class="number">1.5000</td>' in text
     assert "<td>too short</td>" in text
@@ -371,10 +375,10 @@ def drawn(monkeypatch, tmp_path):
 
     def draw(found):
         kept = []
-        monkeypatch.setattr(pictures, "save_picture", lambda *saved: kept.append(saved))
-        pictures.draw(found, tmp_path / "a.png")
+        monkeypatch.setattr(pictures, "save_figure", lambda *saved: kept.append(saved))
+        pictures.draw_comparison(found, tmp_path / "a.png")
         figure, png = kept[0]
-        save_picture(figure, png)
+        save_figure(figure, png)
         return figure.axes
 
     return draw
@@ -386,8 +390,8 @@ def is_whole(axes):
 
 def test_curves_of_runs_are_solid_and_steps_whole(drawn):
     steps = tuple(range(1, 9))
-    curves = [Curve(f"{n}", "csv", steps, (2.0 + n,) * 8, None) for n in range(12)]
-    (axes,) = drawn(beside(curves))
+    curves = [LossCurve(f"{n}", "csv", steps, (2.0 + n,) * 8, None) for n in range(12)]
+    (axes,) = drawn(compare_runs(curves))
     lines = axes.get_lines()
     assert is_whole(axes)
     assert {line.get_linestyle() for line in lines[:10]} == {"-"}
@@ -397,9 +401,13 @@ def test_curves_of_runs_are_solid_and_steps_whole(drawn):
 
 def test_losses_and_batches_of_frameworks_stand_under_each_other(drawn):
     names = [f"framework {n}" for n in range(10)]
-    outcomes = tuple(comparison.Outcome(name, "ran", losses=(3.0, 2.0) * 4) for name in names)
+    outcomes = tuple(
+        comparison.FrameworkResult(name, "ran", losses=(3.0, 2.0) * 4) for name in names
+    )
     spec = comparison.CompareSpec(store="s", steps=8)
-    found = comparison.Comparison(spec, "source=real s", False, "f", "d", names[0], outcomes)
+    found = comparison.FrameworkComparison(
+        spec, "source=real s", False, "f", "d", names[0], outcomes
+    )
     losses, batches = drawn(found)[:2]
     assert losses.get_xlim() == batches.get_xlim() == (-0.5, 7.5)
     assert is_whole(losses)
@@ -419,7 +427,7 @@ def test_a_run_that_hangs_leaves_no_process(tmp_path):
         "time.sleep(600)\n"
     )
     with pytest.raises(TrainError, match="did not end within 3 s; it said last: waiting for ever"):
-        _finish([sys.executable, "-S", "-c", code], "hanging", 3)
+        _run_to_end([sys.executable, "-S", "-c", code], "hanging", 3)
     # Killed; who inherits it may not have noticed yet.
     with contextlib.suppress(psutil.NoSuchProcess):
         orphan = psutil.Process(int(child.read_text()))

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from batchloom import Loader
-from batchloom.analysis.compare.batch_difference import AHEAD, Place, Wanted, differing, explained
+from batchloom.analysis.compare.batch_difference import (
+    LOOKAHEAD_STEPS,
+    ExpectedBatches,
+    RowLocation,
+    explain_difference,
+    find_differing_batches,
+)
 from batchloom.analysis.compare.witness import StepHash
 from batchloom.testing import write_store
 from comparison import broken_examples
@@ -34,14 +40,16 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wanted(store):
-    return Wanted([loader_of(store, rank, STEPS + AHEAD) for rank in range(RANKS)], STEPS)
+    return ExpectedBatches(
+        [loader_of(store, rank, STEPS + LOOKAHEAD_STEPS) for rank in range(RANKS)], STEPS
+    )
 
 
 def told_of(store, fault=None, steps=STEPS):
     """What witnesses tell of a trainer that has a fault from its third step on."""
     ranks = []
     for rank in range(RANKS):
-        loader, told = loader_of(store, rank, steps + AHEAD, "torch"), []
+        loader, told = loader_of(store, rank, steps + LOOKAHEAD_STEPS, "torch"), []
         for step in range(steps):
             batch, entry = loader.batch(step), StepHash()
             if fault is not None and step >= broken_examples.FAULTY:
@@ -76,10 +84,10 @@ def told_of(store, fault=None, steps=STEPS):
 )
 def test_what_came_is_told(store, wanted, fault, rank, kind, said):
     came = told_of(store, broken_examples.FAULTS[fault])
-    places = differing(wanted, came)
+    places = find_differing_batches(wanted, came)
     assert places[0] == (3, rank)
     assert len(places) == (STEPS - 3) * (RANKS - rank)
-    found = explained(wanted, came, *places[0])
+    found = explain_difference(wanted, came, *places[0])
     assert (found.step, found.rank, found.kind) == (3, rank, kind)
     assert re.search(said, found.sentence), found.sentence
     # The plan's own documents are told, of the first row that did not come as it is.
@@ -87,19 +95,21 @@ def test_what_came_is_told(store, wanted, fault, rank, kind, said):
     assert (planned.step, planned.rank, planned.rank_row) == (3, rank, found.rows[0])
     assert planned.spans
     if fault == "late":
-        assert found.found[0] == Place(4, 0, 0)
+        assert found.found[0] == RowLocation(4, 0, 0)
         assert found.came[0].step == 4
 
 
 def test_equal_batches_differ_nowhere_however_they_are_cut_into_passes(store, wanted):
-    assert differing(wanted, told_of(store)) == []
+    assert find_differing_batches(wanted, told_of(store)) == []
 
 
 def test_padding_that_is_cut_off_is_no_lost_token(tmp_path):
     store = made_store(tmp_path, 52, 53)
-    wanted = Wanted([loader_of(store, rank, STEPS + AHEAD) for rank in range(RANKS)], STEPS)
+    wanted = ExpectedBatches(
+        [loader_of(store, rank, STEPS + LOOKAHEAD_STEPS) for rank in range(RANKS)], STEPS
+    )
     came = told_of(store, broken_examples.cut)
-    found = explained(wanted, came, *differing(wanted, came)[0])
+    found = explain_difference(wanted, came, *find_differing_batches(wanted, came)[0])
     assert found.kind == "cut"
     assert found.sentence.startswith("padding was cut off")
 
@@ -109,7 +119,7 @@ def test_positions_that_are_wrong_otherwise_are_not_called_running_on(store, wan
         return {**batch, "position_ids": batch["position_ids"] * 0}
 
     came = told_of(store, ones)
-    found = explained(wanted, came, *differing(wanted, came)[0])
+    found = explain_difference(wanted, came, *find_differing_batches(wanted, came)[0])
     assert found.kind == "positions"
     assert found.sentence.endswith("are others")
 
@@ -123,12 +133,12 @@ def test_positions_that_are_wrong_otherwise_are_not_called_running_on(store, wan
 )
 def test_another_number_of_steps(store, wanted, steps, kind, said, place):
     came = told_of(store, steps=steps)
-    assert differing(wanted, came)[0] == place
-    found = explained(wanted, came, *place)
+    assert find_differing_batches(wanted, came)[0] == place
+    found = explain_difference(wanted, came, *place)
     assert (found.kind, found.sentence) == (kind, said)
 
 
 def test_a_rank_that_told_of_nothing(store, wanted):
     came = told_of(store)[:1]
-    assert differing(wanted, came) == [(step, 1) for step in range(STEPS)]
-    assert explained(wanted, came, 0, 1).sentence == "this rank told of nothing"
+    assert find_differing_batches(wanted, came) == [(step, 1) for step in range(STEPS)]
+    assert explain_difference(wanted, came, 0, 1).sentence == "this rank told of nothing"

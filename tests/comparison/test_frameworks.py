@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.adapters.requirements import problem_of
-from batchloom.analysis.compare import FRAMEWORKS, expected, run_example
+from batchloom.adapters.requirements import find_requirement_problem
+from batchloom.analysis.compare import FRAMEWORKS, iter_expected_entries, run_example
 from batchloom.testing import write_store
 from comparison.warm import run_warm
 
@@ -64,7 +64,9 @@ def long_losses(store, tmp_path_factory):
 
 
 def require_framework(framework):
-    if problems := [problem for one in framework.needs if (problem := problem_of(one))]:
+    if problems := [
+        problem for one in framework.needs if (problem := find_requirement_problem(one))
+    ]:
         pytest.skip(" ".join(problems))
 
 
@@ -75,7 +77,7 @@ def check(record, first, store, losses, processes=1):
     assert len(record.ranks) == processes
     for rank, told in enumerate(record.ranks):
         loader = batchloom.Loader(store, **SIZES, rank=rank, world_size=processes, steps=stop)
-        wanted = [entry["hash"] for entry in expected(loader, stop)]
+        wanted = [entry["hash"] for entry in iter_expected_entries(loader, stop)]
         assert [entry["hash"] for entry in told] == wanted[first:]
         assert {entry["passes"] for entry in told} == {8 // processes // 2}
     assert record.losses == pytest.approx(losses[first:stop], rel=1e-4)

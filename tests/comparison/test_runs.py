@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from batchloom import InputError, SettingsError
-from batchloom.analysis.compare import CompareSpec, beside, read_run
-from batchloom.analysis.compare.compare_report import plain_of, rows_of, sentences_of
-from batchloom.analysis.compare.comparison import Comparison
-from batchloom.analysis.compare.run_comparison import near
-from batchloom.cli import run
+from batchloom.analysis.compare import CompareSpec, compare_runs, read_loss_curve
+from batchloom.analysis.compare.compare_report import (
+    comparison_to_plain,
+    describe_comparison,
+    make_table_rows,
+)
+from batchloom.analysis.compare.comparison import FrameworkComparison
+from batchloom.analysis.compare.run_comparison import is_close_loss
+from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError
 from batchloom.testing import write_store
 
@@ -27,8 +31,10 @@ def test_a_run_of_batchloom_train(tmp_path):
     store = write_store(tmp_path / "s", [[n % 250 for n in range(40)] for _ in range(50)])
     words = ["--seq-len", "32", "--global-batch-size", "4", "--batch-size", "4", "--max-iters", "2"]
     for data, name in ((str(store.path), "a"), ("distributed_dummy:vocab=300", "b")):
-        assert run(["train", "--data", data, "--out", str(tmp_path / name), *words]) == 0
-    one, other = (read_run(str(tmp_path / name)) for name in "ab")
+        assert (
+            run_command_line(["train", "--data", data, "--out", str(tmp_path / name), *words]) == 0
+        )
+    one, other = (read_loss_curve(str(tmp_path / name)) for name in "ab")
     assert (one.kind, one.steps, one.synthetic) == ("batchloom", (1, 2), False)
     assert one.tokens[1] > one.tokens[0] > 0
     assert other.synthetic is True
@@ -38,7 +44,7 @@ def test_a_run_of_batchloom_train(tmp_path):
 def test_a_last_line_may_be_unfinished_anywhere(tmp_path, size):
     file = tmp_path / "x"
     file.write_text('{"step": 1, "loss": 2}\n' + '{"step": 2, "loss": 1}'[:size])
-    assert read_run(str(file)).steps == (1,)
+    assert read_loss_curve(str(file)).steps == (1,)
 
 
 def test_json_lines_of_anybody(tmp_path):
@@ -49,7 +55,7 @@ def test_json_lines_of_anybody(tmp_path):
     with open(file, "a", encoding="utf-8") as more:
         more.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in again))
         more.write('{"step": 30, "lo')
-    curve = read_run(file)
+    curve = read_loss_curve(file)
     assert (curve.kind, curve.steps, curve.losses) == ("jsonl", (10, 20, 30), (3.5, 3.125, 3.0))
     assert (curve.tokens, curve.synthetic) == (None, None)
 
@@ -59,19 +65,19 @@ def test_json_lines_of_anybody(tmp_path):
 def test_losses_of_an_evaluation_are_none_of_the_training(tmp_path, name, said):
     trained = [{"step": n, "train_loss": 5.0 - n, name: "train"} for n in (1, 2)]
     other = [{"step": n, "loss": 9.0, name: said} for n in (1, 2, 3)]
-    curve = read_run(jsonl(tmp_path / "x", [*trained, *other]))
+    curve = read_loss_curve(jsonl(tmp_path / "x", [*trained, *other]))
     assert (curve.steps, curve.losses) == ((1, 2), (4.0, 3.0))
 
 
 def test_the_name_that_most_rows_have_is_the_loss_and_null_is_no_number(tmp_path):
     rows = [{"step": n, "train_loss": 4.0, "other": n} for n in (1, 2)]
-    curve = read_run(jsonl(tmp_path / "x", [{"step": 2, "loss": 8.0}, *rows]))
+    curve = read_loss_curve(jsonl(tmp_path / "x", [{"step": 2, "loss": 8.0}, *rows]))
     assert curve.losses == (4.0, 4.0)
     rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 1.0}]
     dense = {"step": 1, "loss": None, "val_loss": 2.0}
-    curve = read_run(jsonl(tmp_path / "x", [*rows, dense]))
+    curve = read_loss_curve(jsonl(tmp_path / "x", [*rows, dense]))
     assert curve.losses == (2.0, pytest.approx(math.nan, nan_ok=True), 1.0)
-    assert beside([curve]).runs[0].verdict.kind == "diverging"
+    assert compare_runs([curve]).runs[0].verdict.kind == "diverging"
 
 
 def tensorboard(folder, told, **options):
@@ -90,13 +96,13 @@ def test_a_run_says_by_the_meters_figure_that_its_data_was_made_up(tmp_path, fig
     names, cells = ",".join(told), ",".join(map(str, told.values()))
     (tmp_path / "a.csv").write_text(f"step,loss,{names}\n1,2.0,{cells}\n")
     tensorboard(tmp_path / "tb", [("loss", 1, 2.0), *((tag, 1, told[tag]) for tag in told)])
-    curves = [read_run(str(tmp_path / name)) for name in ("a.jsonl", "a.csv", "tb")]
+    curves = [read_loss_curve(str(tmp_path / name)) for name in ("a.jsonl", "a.csv", "tb")]
     assert [one.synthetic for one in curves] == [made_up] * 3
 
 
 def test_runs_are_of_real_data_where_all_say_so(tmp_path):
     real, made_up, silent = (
-        read_run(jsonl(tmp_path / name, [{"step": 1, "loss": 2.0, **told}]))
+        read_loss_curve(jsonl(tmp_path / name, [{"step": 1, "loss": 2.0, **told}]))
         for name, told in (
             ("real", {"data/synthetic": 0.0}),
             ("made_up", {"data/synthetic": 1.0}),
@@ -105,7 +111,7 @@ def test_runs_are_of_real_data_where_all_say_so(tmp_path):
     )
 
     def source(*curves):
-        return plain_of(beside(curves))["source"]
+        return comparison_to_plain(compare_runs(curves))["source"]
 
     assert (source(real, real), source(real, silent)) == ("real", "unknown")
     assert source(real, silent, made_up) == "synthetic"
@@ -123,7 +129,7 @@ def test_the_state_of_the_hugging_face_trainer(tmp_path):
     folder = tmp_path / "out" / "checkpoint-2"
     folder.mkdir(parents=True)
     TrainerState(log_history=history).save_to_json(str(folder / "trainer_state.json"))
-    curve = read_run(str(tmp_path / "out"))
+    curve = read_loss_curve(str(tmp_path / "out"))
     assert (curve.kind, curve.losses, curve.tokens) == ("trainer", (4.5, 4.25), (64.0, 128.0))
 
 
@@ -134,7 +140,7 @@ def test_the_csv_of_lightning(tmp_path):
         logger.log_metrics({"train_loss": 3.0 - step}, step=step)
         logger.log_metrics({"val_loss": 3.0}, step=step)
     logger.save()
-    curve = read_run(str(tmp_path))
+    curve = read_loss_curve(str(tmp_path))
     assert (curve.kind, curve.steps, curve.losses) == ("lightning", (0, 1, 2), (3.0, 2.0, 1.0))
 
 
@@ -175,22 +181,25 @@ def test_steps_that_lightning_counts_from_0_are_counted_as_others_count_them(tmp
     )
     trainer.fit(Counts(), torch.utils.data.DataLoader(torch.arange(1.0, 9.0), batch_size=1))
     for name in ("csv", "events"):
-        curve = read_run(str(tmp_path / name))
+        curve = read_loss_curve(str(tmp_path / name))
         assert (curve.kind, curve.steps) == ("lightning", (2, 4, 6))
         assert curve.losses == (2.0, 4.0, 6.0)
     # What was logged by hand has the count that it was given.
     own = tmp_path / "csv" / "version_0" / "metrics.csv"
     own.write_text(own.read_text().replace("train_loss", "other"))
-    assert read_run(str(own)).steps == (10, 11)
+    assert read_loss_curve(str(own)).steps == (10, 11)
     elsewhere = tmp_path / "steps.csv"
     elsewhere.write_text("epoch,step,loss\n0,0,3.0\n0,1,2.0\n")
-    assert (read_run(str(elsewhere)).kind, read_run(str(elsewhere)).steps) == ("csv", (0, 1))
+    assert (read_loss_curve(str(elsewhere)).kind, read_loss_curve(str(elsewhere)).steps) == (
+        "csv",
+        (0, 1),
+    )
 
 
 def test_a_long_text_beside_the_loss_is_passed_by(tmp_path):
     file = tmp_path / "run.csv"
     file.write_text("step,loss,text\n1,2," + "x" * 200_000 + "\n")
-    assert (read_run(str(file)).steps, read_run(str(file)).losses) == ((1,), (2.0,))
+    assert (read_loss_curve(str(file)).steps, read_loss_curve(str(file)).losses) == ((1,), (2.0,))
 
 
 def test_events_of_tensorboard(tmp_path):
@@ -202,7 +211,7 @@ def test_events_of_tensorboard(tmp_path):
         with SummaryWriter(str(folder)) as writer:
             for step in (1, 2):
                 writer.add_scalar("train/loss", 2.5 / step, step, new_style=not scalars)
-        curve = read_run(str(folder))
+        curve = read_loss_curve(str(folder))
         assert (curve.kind, curve.steps, curve.losses) == ("tensorboard", (1, 2), (2.5, 1.25))
 
 
@@ -218,10 +227,10 @@ def test_a_run_that_went_on_has_several_event_files(tmp_path):
         for count, end in ((9, "a"), (10, "b"))
         for file in tmp_path.glob(f"*.{end}")
     )
-    curve = read_run(str(tmp_path))
+    curve = read_loss_curve(str(tmp_path))
     assert (curve.steps, curve.losses) == (tuple(range(6)), (9.0,) * 4 + (1.0,) * 2)
-    assert read_run(str(first)).steps == tuple(range(8))
-    assert read_run(str(last)).steps == (4, 5)
+    assert read_loss_curve(str(first)).steps == tuple(range(8))
+    assert read_loss_curve(str(last)).steps == (4, 5)
 
 
 def test_damaged_events_are_told_and_an_unfinished_end_is_none(tmp_path):
@@ -230,11 +239,11 @@ def test_damaged_events_are_told_and_an_unfinished_end_is_none(tmp_path):
     (file,) = (tmp_path / "tb").iterdir()
     sound = file.read_bytes()
     file.write_bytes(sound[:-3])
-    assert read_run(str(file)).steps == tuple(range(1, 19))
+    assert read_loss_curve(str(file)).steps == tuple(range(1, 19))
     for at in range(len(sound) // 2, len(sound) // 2 + 60):
         file.write_bytes(sound[:at] + bytes([sound[at] ^ 0x40]) + sound[at + 1 :])
         with pytest.raises(InputError, match="is damaged at byte .*Copy the file anew"):
-            read_run(str(file))
+            read_loss_curve(str(file))
 
 
 def test_tensors_of_any_number_are_read_and_words_refused(tmp_path):
@@ -251,10 +260,10 @@ def test_tensors_of_any_number_are_read_and_words_refused(tmp_path):
         return str(tmp_path / name)
 
     for dtype in (np.float64, np.float32, np.float16, np.int64):
-        assert read_run(written(dtype.__name__, dtype(2))).losses == (2.0,)
+        assert read_loss_curve(written(dtype.__name__, dtype(2))).losses == (2.0,)
     for number, value in enumerate(("abc", [1.0, 2.0])):
         with pytest.raises(InputError, match="for loss, no number"):
-            read_run(written(str(number), value))
+            read_loss_curve(written(str(number), value))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +295,7 @@ def test_what_is_no_log_is_told_what_was_expected(tmp_path, content, said):
     file = tmp_path / "x"
     file.write_bytes(content)
     with pytest.raises(InputError) as error:
-        read_run(str(file))
+        read_loss_curve(str(file))
     assert said in str(error.value)
     # A remedy, each.
     told = (
@@ -297,9 +306,9 @@ def test_what_is_no_log_is_told_what_was_expected(tmp_path, content, said):
 
 def test_there_is_none(tmp_path):
     with pytest.raises(InputMissingError, match="There is no run at"):
-        read_run(str(tmp_path / "gone"))
+        read_loss_curve(str(tmp_path / "gone"))
     with pytest.raises(InputError, match="a folder without a run: it has none of log.jsonl"):
-        read_run(str(tmp_path))
+        read_loss_curve(str(tmp_path))
 
 
 def made(tmp_path, name, losses, tokens=None, first=1):
@@ -307,37 +316,37 @@ def made(tmp_path, name, losses, tokens=None, first=1):
         {"step": first + n, "loss": loss} | ({"tokens_seen": tokens * (n + 1)} if tokens else {})
         for n, loss in enumerate(losses)
     ]
-    return read_run(jsonl(tmp_path / name, rows))
+    return read_loss_curve(jsonl(tmp_path / name, rows))
 
 
 def test_runs_stand_beside_each_other_by_step_or_tokens(tmp_path):
     short = made(tmp_path, "a", [4.0, 3.0, 2.0], tokens=10)
     long = made(tmp_path, "b", [4.0, 3.5, 3.0, 2.5, 2.0, 1.5], tokens=5)
-    by_step, by_tokens = (beside([short, long], by) for by in ("step", "tokens"))
+    by_step, by_tokens = (compare_runs([short, long], by) for by in ("step", "tokens"))
     assert (by_step.until, by_tokens.until) == (3, 30)
     assert [one.at_common for one in by_step.runs] == [3.0, 3.5]
     assert [one.at_common for one in by_tokens.runs] == [3.0, 2.75]
     assert by_step.agree
     early = made(tmp_path, "d", [1.0, 0.5])
     with pytest.raises(SettingsError, match="d does not say how many tokens it has seen"):
-        beside([short, early], "tokens")
+        compare_runs([short, early], "tokens")
     for tokens, at in (((5, 3), "3 tokens at step 2, after 5"), ((5, math.nan), "nan tokens at s")):
         told = [{"step": n, "loss": 1.0, "tokens_seen": seen} for n, seen in enumerate(tokens, 1)]
-        odd = read_run(jsonl(tmp_path / "e", told))
+        odd = read_loss_curve(jsonl(tmp_path / "e", told))
         with pytest.raises(SettingsError, match=f"e says {at}"):
-            beside([short, odd], "tokens")
-        assert beside([short, odd]).until == 2
-    late = beside([short, made(tmp_path, "c", [1.0, 0.5], first=7)])
+            compare_runs([short, odd], "tokens")
+        assert compare_runs([short, odd]).until == 2
+    late = compare_runs([short, made(tmp_path, "c", [1.0, 0.5], first=7)])
     assert (late.runs[1].at_common, late.runs[1].common) == (None, 0)
-    assert [row[3] for row in rows_of(late)] == ["3.0000", "begins later"]
-    lost = beside([short, made(tmp_path, "d", [math.nan] * 3)])
-    assert [row[3] for row in rows_of(lost)] == ["3.0000", "nan"]
-    strict = beside([short, long], tolerance=0.1)
+    assert [row[3] for row in make_table_rows(late)] == ["3.0000", "begins later"]
+    lost = compare_runs([short, made(tmp_path, "d", [math.nan] * 3)])
+    assert [row[3] for row in make_table_rows(lost)] == ["3.0000", "nan"]
+    strict = compare_runs([short, long], tolerance=0.1)
     assert [one.first_apart for one in strict.runs] == [None, 2]
     assert not strict.agree
-    strangers = beside([short, made(tmp_path, "e", [4.0, 3.0], first=9)], tolerance=0.1)
+    strangers = compare_runs([short, made(tmp_path, "e", [4.0, 3.0], first=9)], tolerance=0.1)
     assert not strangers.agree
-    assert any("no step in common with" in said for said in sentences_of(strangers))
+    assert any("no step in common with" in said for said in describe_comparison(strangers))
 
 
 @pytest.mark.parametrize(
@@ -352,10 +361,10 @@ def test_runs_stand_beside_each_other_by_step_or_tokens(tmp_path):
     ],
 )
 def test_losses_that_are_near(loss, reference, agrees):
-    assert near(loss, reference, 1e-4) == agrees
+    assert is_close_loss(loss, reference, 1e-4) == agrees
 
 
 def test_the_record_holds_no_credentials_of_a_store_url():
     spec = CompareSpec(store="https://user:secret@host/store?token=x")
-    comparison = Comparison(spec, "source=real", False, "plan", "digest", "pytorch", ())
-    assert plain_of(comparison)["spec"]["store"] == "https://host/store"
+    comparison = FrameworkComparison(spec, "source=real", False, "plan", "digest", "pytorch", ())
+    assert comparison_to_plain(comparison)["spec"]["store"] == "https://host/store"

@@ -6,7 +6,7 @@ import pytest
 
 from batchloom.compat import WorkerClient, WorkerConfig
 from batchloom.core.errors import StoreMissingError, TrainError
-from batchloom.train import RunFolder, step_of
+from batchloom.train import RunFolder, read_checkpoint_step
 
 
 def config(tmp_path, **changes):
@@ -36,7 +36,7 @@ def test_it_stops_at_a_step_and_goes_on(tmp_path):
     assert beats > 2
     assert not report.finished
     assert report.step >= 1
-    assert step_of(RunFolder(tmp_path / "run").newest()) == report.step
+    assert read_checkpoint_step(RunFolder(tmp_path / "run").newest()) == report.step
     last = WorkerClient(config(tmp_path, num_steps=report.step + 2), lines.append)
 
     async def finish():

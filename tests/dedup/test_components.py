@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.preparation.dedup import components, connected_components as grouping, gather
-from batchloom.preparation.dedup.duplicate_search import duplicates
+from batchloom.preparation.dedup import (
+    connected_components as grouping,
+    find_components,
+    read_unit_duplicates,
+)
+from batchloom.preparation.dedup.duplicate_search import make_duplicate_rows
 from tiers import examples
 
 UNIT = 4
@@ -25,7 +29,9 @@ def written(folder, links, files=1):
         mine = np.array(links[number::files], np.uint64).reshape(-1, 2)
         later, first = mine[:, 0], mine[:, 1]
         paths.append(folder / f"{number}.links")
-        paths[-1].write_bytes(duplicates(later, part_of(later), first, part_of(first)).tobytes())
+        paths[-1].write_bytes(
+            make_duplicate_rows(later, part_of(later), first, part_of(first)).tobytes()
+        )
     return paths
 
 
@@ -51,9 +57,9 @@ def by_union_find(links, first_new=0):
 def grouped(folder, paths, first_new=0):
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    files = components(paths, folder / "scratch", out, first_new)
+    files = find_components(paths, folder / "scratch", out, first_new)
     assert not (folder / "scratch").exists()
-    return [row.tolist() for unit in range(8) for row in gather(files, unit)], files
+    return [row.tolist() for unit in range(8) for row in read_unit_duplicates(files, unit)], files
 
 
 @settings(max_examples=examples(60))
@@ -70,7 +76,7 @@ def test_groups_are_those_of_a_union_find(tmp_path_factory, links, files, first_
     links = [sorted(link, reverse=True) for link in links]
     paths = written(folder, links, files)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "_PARTITION", small)
+        patch.setattr(grouping, "_PARTITION_DOCUMENTS", small)
         patch.setattr(grouping, "_CHUNK", max(2, small // 2))
         rows, _ = grouped(folder, paths, first_new)
     assert rows == by_union_find(links, first_new)
@@ -78,7 +84,7 @@ def test_groups_are_those_of_a_union_find(tmp_path_factory, links, files, first_
 
 @pytest.mark.parametrize("shape", ["chain", "star", "binary tree"])
 def test_long_and_wide_groups_end_at_their_first(tmp_path, monkeypatch, shape):
-    monkeypatch.setattr(grouping, "_PARTITION", 100)
+    monkeypatch.setattr(grouping, "_PARTITION_DOCUMENTS", 100)
     monkeypatch.setattr(grouping, "_CHUNK", 64)
     count = 1000
     order = np.random.default_rng(2).permutation(count).tolist()

@@ -10,12 +10,12 @@ from batchloom import OutputError
 from batchloom.preparation.dedup import (
     DUPLICATE,
     count_keys,
+    count_partitions,
     duplicate_search as finding,
-    find,
-    gather,
-    key_file,
-    key_records,
-    partitions_of,
+    make_key_records,
+    open_key_writer,
+    read_unit_duplicates,
+    search_duplicates,
     sorted_keys as keyed,
     write_keys,
 )
@@ -51,7 +51,7 @@ def by_dictionary(units, first_new):
 def searched(folder, files, partitions, first_new, order=None):
     out = [folder / f"{partition}.drops" for partition in range(partitions)]
     for partition in order or range(partitions):
-        find(files, (partition, partitions), first_new, out[partition])
+        search_duplicates(files, (partition, partitions), first_new, out[partition])
     return out
 
 
@@ -63,11 +63,11 @@ def test_what_goes_is_what_a_dictionary_says(
     folder = tmp_path_factory.mktemp("keys")
     order = data.draw(st.permutations(range(partitions)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyed, "RUN", small)
-        patch.setattr(finding, "_BATCH", small)
+        patch.setattr(keyed, "RUN_KEYS", small)
+        patch.setattr(finding, "_BATCH_KEYS", small)
         files = written(folder, units)
         found = searched(folder, files, partitions, first_new, order)
-    rows = [row.tolist() for unit in range(len(units)) for row in gather(found, unit)]
+    rows = [row.tolist() for unit in range(len(units)) for row in read_unit_duplicates(found, unit)]
     assert rows == by_dictionary(units, first_new)
     for path in found:
         places = [tuple(row.tolist()[:2]) for row in np.fromfile(path, DUPLICATE)]
@@ -77,23 +77,23 @@ def test_what_goes_is_what_a_dictionary_says(
 def test_keys_of_one_high_half_are_different(tmp_path):
     units = [[(1, 7), (2, 7), (1, 7)], [(3, 7), (2, 7), (2, 8)]]
     found = searched(tmp_path, written(tmp_path, units), 3, 0)
-    assert [row.tolist() for row in gather(found, 0)] == [(0, 2, 0, 0, 0, 0)]
-    assert [row.tolist() for row in gather(found, 1)] == [(1, 1, 0, 0, 1, 0)]
+    assert [row.tolist() for row in read_unit_duplicates(found, 0)] == [(0, 2, 0, 0, 0, 0)]
+    assert [row.tolist() for row in read_unit_duplicates(found, 1)] == [(1, 1, 0, 0, 1, 0)]
 
 
 def test_what_goes_is_gathered_by_stretches(tmp_path):
     found = searched(tmp_path, written(tmp_path, [[(1, 1)] * 10]), 2, 0)
-    assert gather(found, 0, 3, 6)["number"].tolist() == [3, 4, 5]
-    assert gather(found, 0, 0, 1)["number"].tolist() == []
+    assert read_unit_duplicates(found, 0, 3, 6)["number"].tolist() == [3, 4, 5]
+    assert read_unit_duplicates(found, 0, 0, 1)["number"].tolist() == []
 
 
 def test_files_are_sorted_in_runs_and_the_same_however_they_are_given(tmp_path, monkeypatch):
-    monkeypatch.setattr(keyed, "RUN", 8)
+    monkeypatch.setattr(keyed, "RUN_KEYS", 8)
     hashes = np.random.default_rng(1).integers(0, 2**64, (21, 2), dtype=np.uint64)
     numbers = np.arange(21, dtype=np.uint32)
     write_keys(tmp_path / "at_once", hashes, numbers, numbers)
-    with key_file(tmp_path / "in_pieces") as add:
-        for piece in np.split(key_records(hashes, numbers, numbers), [0, 3, 17]):
+    with open_key_writer(tmp_path / "in_pieces") as add:
+        for piece in np.split(make_key_records(hashes, numbers, numbers), [0, 3, 17]):
             add(piece)
     data = (tmp_path / "at_once").read_bytes()
     assert data == (tmp_path / "in_pieces").read_bytes()
@@ -105,15 +105,15 @@ def test_files_are_sorted_in_runs_and_the_same_however_they_are_given(tmp_path, 
 
 
 def test_the_number_of_partitions_is_arithmetic():
-    assert [partitions_of(keys) for keys in (0, 1, 1 << 21, (1 << 21) + 1, 10**9)] == [
+    assert [count_partitions(keys) for keys in (0, 1, 1 << 21, (1 << 21) + 1, 10**9)] == [
         *(1, 1, 1, 2),
         477,
     ]
 
 
 def test_a_file_that_failed_is_not_there(tmp_path):
-    with pytest.raises(AssertionError, match="go down"), key_file(tmp_path / "keys") as add:
-        add(key_records(np.zeros((2, 2), np.uint64), np.array([1, 0]), np.array([0, 0])))
+    with pytest.raises(AssertionError, match="go down"), open_key_writer(tmp_path / "keys") as add:
+        add(make_key_records(np.zeros((2, 2), np.uint64), np.array([1, 0]), np.array([0, 0])))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,8 +121,8 @@ def test_a_file_that_was_cut_or_is_gone_is_told(tmp_path):
     (file,) = written(tmp_path, [[(1, 1)]])
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(OutputError, match="has 23 bytes, no multiple of 24: it was cut"):
-        find([file], (0, 1), 0, tmp_path / "drops")
+        search_duplicates([file], (0, 1), 0, tmp_path / "drops")
     file.unlink()
     with pytest.raises(OutputError, match="Cannot use .*0.keys"):
-        find([file], (0, 1), 0, tmp_path / "drops")
+        search_duplicates([file], (0, 1), 0, tmp_path / "drops")
     assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError
-from batchloom.preparation.dedup import Removal, find, key_file, line_dedup as taking, piece_keys
-from batchloom.preparation.dedup.line_dedup import count_pieces, remove
+from batchloom.preparation.dedup import (
+    LineDeduplicator,
+    hash_segments,
+    line_dedup as taking,
+    open_key_writer,
+    search_duplicates,
+)
+from batchloom.preparation.dedup.line_dedup import count_segments, remove_segments
 from tiers import examples
 
 PIECE = st.sampled_from(["a", "b", " a", "b \t", "", "  ", "　", "c", "é", "a\r"])
@@ -21,15 +27,15 @@ def through_files(folder, units, pieces, batch=2):
     for unit, texts in enumerate(units):
         files.append(folder / f"{unit}.keys")
         number = 0
-        with key_file(files[-1]) as add:
+        with open_key_writer(files[-1]) as add:
             for start in range(0, len(texts), batch):
                 some = texts[start : start + batch]
-                records, number = piece_keys(some, [unit] * len(some), number, pieces)
+                records, number = hash_segments(some, [unit] * len(some), number, pieces)
                 add(records)
-    find(files, (0, 1), 0, folder / "drops")
+    search_duplicates(files, (0, 1), 0, folder / "drops")
     left = []
     for unit, texts in enumerate(units):
-        removal = Removal([folder / "drops"], unit, pieces)
+        removal = LineDeduplicator([folder / "drops"], unit, pieces)
         rest = []
         for start in range(0, len(texts), batch + 1):
             rest += removal(texts[start : start + batch + 1])
@@ -69,7 +75,7 @@ def by_set(units, pieces):
 )
 def test_what_is_left_is_what_a_set_leaves(tmp_path_factory, units, pieces, stretch):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(taking, "_STRETCH", stretch)
+        patch.setattr(taking, "_CHUNK_NUMBERS", stretch)
         left = through_files(tmp_path_factory.mktemp("lines"), units, pieces)
     assert left == by_set(units, pieces)
 
@@ -93,7 +99,7 @@ def test_paragraphs_that_stood_before_go(tmp_path):
 
 def test_texts_without_drops_are_the_same_objects():
     texts = ["a\nb", "c\nc"]
-    left, stop = remove(texts, np.array([3]), 0, "lines")
+    left, stop = remove_segments(texts, np.array([3]), 0, "lines")
     assert stop == 4
     assert left[0] is texts[0]
     assert left[1] == "c"
@@ -105,10 +111,10 @@ def test_texts_without_drops_are_the_same_objects():
 )
 def test_pieces_are_counted_as_they_are_keyed(text, lines, paragraphs):
     for pieces, count in (("lines", lines), ("paragraphs", paragraphs)):
-        assert count_pieces(text, pieces) == count
-        assert piece_keys([text], [0], 5, pieces)[1] == 5 + count
+        assert count_segments(text, pieces) == count
+        assert hash_segments([text], [0], 5, pieces)[1] == 5 + count
 
 
 def test_more_pieces_than_can_be_numbered_are_refused():
     with pytest.raises(InputError, match="more than 4,294,967,296 lines, too many to number; cut"):
-        piece_keys(["a\nb"], [0], 2**32 - 1, "lines")
+        hash_segments(["a\nb"], [0], 2**32 - 1, "lines")

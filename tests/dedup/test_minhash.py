@@ -5,14 +5,22 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import SettingsError
-from batchloom.preparation.dedup import NO_KEY, band_keys, bands_for, chance, minhash
+from batchloom.preparation.dedup import (
+    NO_KEY,
+    choose_banding,
+    compute_signatures,
+    match_probability,
+    minhash,
+)
 from tiers import examples
 
 
 def keys_of(documents, bands=14, rows=8, shingle=5, dtype=np.uint16):
     flat = [token for document in documents for token in document]
     lengths = np.array([len(document) for document in documents], np.uint32)
-    return band_keys(np.array(flat, dtype), lengths, bands=bands, rows=rows, shingle=shingle)
+    return compute_signatures(
+        np.array(flat, dtype), lengths, bands=bands, rows=rows, shingle=shingle
+    )
 
 
 PINNED = [[17819095896827779537, 16099745474224444948], [11436262228385781946, 4973283854735539699]]
@@ -72,8 +80,8 @@ def test_a_key_is_its_documents_alone(documents, shingle):
     alone = [keys_of([document], shingle=shingle, dtype=np.int32)[0] for document in documents]
     assert together.tolist() == [keys.tolist() for keys in alone]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minhash, "_BLOCK", 150)
-        patch.setattr(minhash, "_PIECE", 50)
+        patch.setattr(minhash, "_BLOCK_TOKENS", 150)
+        patch.setattr(minhash, "_CHUNK_TOKENS", 50)
         assert keys_of(documents, shingle=shingle).tolist() == together.tolist()
 
 
@@ -101,7 +109,7 @@ def test_pairs_are_found_as_the_curve_says(similarity, size):
     one, other, real = pairs_of(similarity, size, count, seed=size)
     first, second = (keys_of(side, shingle=1, dtype=np.int32) for side in (one, other))
     found = (first == second).any(axis=1).mean()
-    expected = chance(real, 14, 8)
+    expected = match_probability(real, 14, 8)
     # Four standard deviations, and what small sets differ by from the limit the curve is.
     assert abs(found - expected) < 4 * np.sqrt(max(expected * (1 - expected), 0.005) / count) + 0.02
 
@@ -116,12 +124,12 @@ def test_bins_agree_as_often_as_documents_are_alike():
 
 
 def test_bands_for_finds_nine_of_ten_with_the_most_rows():
-    assert bands_for(0.8) == (14, 8)
+    assert choose_banding(0.8) == (14, 8)
     for similarity in (0.3, 0.5, 0.7, 0.9, 0.99):
-        bands, rows = bands_for(similarity, 256)
+        bands, rows = choose_banding(similarity, 256)
         assert bands * rows <= 256
-        assert chance(similarity, bands, rows) >= 0.9
-        assert chance(similarity, 256 // (rows + 1), rows + 1) < 0.9
+        assert match_probability(similarity, bands, rows) >= 0.9
+        assert match_probability(similarity, 256 // (rows + 1), rows + 1) < 0.9
 
 
 @pytest.mark.parametrize(
@@ -134,4 +142,4 @@ def test_bands_for_finds_nine_of_ten_with_the_most_rows():
 )
 def test_a_similarity_that_cannot_be_found_is_refused(similarity, says):
     with pytest.raises(SettingsError, match=f"dedup.similarity: .*{says}"):
-        bands_for(similarity)
+        choose_banding(similarity)

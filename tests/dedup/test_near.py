@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import OutputError
-from batchloom.core.files import let_go
+from batchloom.core.files import release_pages
 from batchloom.preparation.dedup import (
-    BAND_KEY,
-    band_keys,
-    components,
+    SIGNATURE_KEY,
+    compute_signatures,
     connected_components as grouping,
-    find,
-    gather,
+    count_partitions,
+    find_components,
+    map_signatures,
     near_duplicates as nearing,
-    partitions_of,
-    read_bands,
-    write_band_keys,
+    read_unit_duplicates,
+    search_duplicates,
     write_keys,
+    write_signature_keys,
 )
 from tiers import examples
 
@@ -28,7 +28,7 @@ from tiers import examples
 def keys_of(documents, bands, rows, shingle):
     flat = np.array([token for document in documents for token in document], np.uint16)
     lengths = np.array([len(document) for document in documents], np.uint32)
-    return band_keys(flat, lengths, bands=bands, rows=rows, shingle=shingle)
+    return compute_signatures(flat, lengths, bands=bands, rows=rows, shingle=shingle)
 
 
 def dropped(folder, units, *, bands, rows, shingle, partitions=1, first_new=0):
@@ -43,19 +43,19 @@ def dropped(folder, units, *, bands, rows, shingle, partitions=1, first_new=0):
     exact = []
     for partition in range(partitions):
         exact.append(folder / f"{partition}.exact")
-        find(exact_keys, (partition, partitions), first_new, exact[-1])
+        search_duplicates(exact_keys, (partition, partitions), first_new, exact[-1])
     links = []
     for unit, documents in enumerate(units):
         near_keys.append(folder / f"{unit}.band_keys")
-        mapped = read_bands(folder / f"{unit}.bands", bands)
+        mapped = map_signatures(folder / f"{unit}.bands", bands)
         parts = np.full(len(documents), unit, np.uint32)
-        write_band_keys(near_keys[-1], mapped, parts, exact, unit)
+        write_signature_keys(near_keys[-1], mapped, parts, exact, unit)
     for partition in range(partitions):
         links.append(folder / f"{partition}.links")
-        find(near_keys, (partition, partitions), first_new, links[-1], BAND_KEY)
-    near = components(links, folder / "scratch", folder, first_new)
+        search_duplicates(near_keys, (partition, partitions), first_new, links[-1], SIGNATURE_KEY)
+    near = find_components(links, folder / "scratch", folder, first_new)
     return tuple(
-        [row.tolist() for unit in range(len(units)) for row in gather(files, unit)]
+        [row.tolist() for unit in range(len(units)) for row in read_unit_duplicates(files, unit)]
         for files in (exact, near)
     )
 
@@ -106,9 +106,9 @@ def test_what_goes_is_what_comparing_every_pair_says(
     settings_ = {"bands": bands, "rows": rows, "shingle": shingle}
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
-            (grouping, "_PARTITION"),
+            (grouping, "_PARTITION_DOCUMENTS"),
             (grouping, "_CHUNK"),
-            (nearing, "_STRETCH"),
+            (nearing, "_CHUNK_KEYS"),
         ):
             patch.setattr(module, name, small)
         folder = tmp_path_factory.mktemp("near")
@@ -183,13 +183,13 @@ def test_exact_duplicates_take_no_part(tmp_path):
 
 def test_bands_that_were_cut_are_told(tmp_path):
     np.ones((3, 4), np.uint64).tofile(tmp_path / "bands")
-    assert read_bands(tmp_path / "bands", 4).tolist() == [[1] * 4] * 3
+    assert map_signatures(tmp_path / "bands", 4).tolist() == [[1] * 4] * 3
     with pytest.raises(OutputError, match="96 bytes, no multiple of 40 for 5 bands a document"):
-        read_bands(tmp_path / "bands", 5)
+        map_signatures(tmp_path / "bands", 5)
 
 
 def test_keys_of_bands_have_partitions_too():
-    assert partitions_of(14 * 10**6) == 7
+    assert count_partitions(14 * 10**6) == 7
 
 
 def test_mapped_memory_is_let_go_and_comes_back(tmp_path):
@@ -199,9 +199,9 @@ def test_mapped_memory_is_let_go_and_comes_back(tmp_path):
 
     path = tmp_path / "bands"
     np.ones((1 << 20, 8), np.uint64).tofile(path)
-    bands = read_bands(path, 8)
+    bands = map_signatures(path, 8)
     assert bands.sum() == bands.size
     before = resident()
-    let_go(bands[:10])
+    release_pages(bands[:10])
     assert before - resident() > bands.nbytes // 2
     assert bands.sum() == bands.size

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from batchloom.analysis.doctor import Piece, Preview, quote
-from batchloom.cli import preview_lines, run
-from batchloom.core.wording import visible
+from batchloom.analysis.doctor import DocumentPreview, PreviewSegment, quote_for_shell
+from batchloom.cli import make_preview_lines, run_command_line
+from batchloom.core.wording import escape_unprintable
 from batchloom.testing import write_store
 from prepare.stores import jsonl
 
@@ -27,17 +27,17 @@ def chat(tmp_path):
 
 def test_exit_codes(chat, tmp_path, capsys):
     words = ["--tokenizer", "bytes"]
-    assert run(["doctor", chat, *words]) == 0
-    assert run(["doctor", str(tmp_path / "missing.jsonl"), *words]) == 1
+    assert run_command_line(["doctor", chat, *words]) == 0
+    assert run_command_line(["doctor", str(tmp_path / "missing.jsonl"), *words]) == 1
     assert "JSONL file not found" in capsys.readouterr().err
-    assert run(["doctor", chat, *words, "--overlong", "drip"]) == 2
-    assert run(["doctor", chat, *words, "--train_on", "nobody"]) == 2
-    assert run(["doctor"]) == 2
-    assert run(["doctor", chat, *words, "--global-batch-size", "0"]) == 2
-    assert run(["doctor", chat, "--tokenizer", "no-such"]) == 1
+    assert run_command_line(["doctor", chat, *words, "--overlong", "drip"]) == 2
+    assert run_command_line(["doctor", chat, *words, "--train_on", "nobody"]) == 2
+    assert run_command_line(["doctor"]) == 2
+    assert run_command_line(["doctor", chat, *words, "--global-batch-size", "0"]) == 2
+    assert run_command_line(["doctor", chat, "--tokenizer", "no-such"]) == 1
     bad = jsonl(tmp_path / "bad.jsonl", [{"c1": 1, "c2": 2}])
     capsys.readouterr()
-    assert run(["doctor", str(bad), *words, "--json"]) == 1
+    assert run_command_line(["doctor", str(bad), *words, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["faults"]
 
 
@@ -58,7 +58,7 @@ def test_json_is_one_object_where_nothing_can_be_read_too(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "gone.zip").write_bytes(b"PK\3\4")
-    assert run(["doctor", *words, "--json"]) == 1
+    assert run_command_line(["doctor", *words, "--json"]) == 1
     told = capsys.readouterr()
     plain = json.loads(told.out)
     assert fault in plain["faults"][0]
@@ -78,7 +78,12 @@ def test_json_is_one_object_and_the_options_reach_it(chat, capsys):
         "--preview",
         "1",
     ]
-    assert run(["doctor", chat, *words, "--map", "prompt=answer,response=question", "--json"]) == 0
+    assert (
+        run_command_line(
+            ["doctor", chat, *words, "--map", "prompt=answer,response=question", "--json"]
+        )
+        == 0
+    )
     plain = json.loads(capsys.readouterr().out)
     assert plain["packing"]["seq_len"] == 32
     assert plain["packing"]["steps"] == -(-plain["packing"]["sequences"] // 2)
@@ -111,13 +116,16 @@ def test_nothing_in_a_document_reaches_the_terminal_as_a_command(chat, colour):
 
 def test_lines_of_a_preview_tell_where_lines_begin():
     pieces = (
-        Piece("a\nb", False, 1),
-        Piece("c\n\nd\n", True, 1),
-        Piece("", None, 7),
-        Piece("e\n", False, 1),
-        Piece("f", True, 1),
+        PreviewSegment("a\nb", False, 1),
+        PreviewSegment("c\n\nd\n", True, 1),
+        PreviewSegment("", None, 7),
+        PreviewSegment("e\n", False, 1),
+        PreviewSegment("f", True, 1),
     )
-    lines = [(mark, text) for mark, text, _ in preview_lines(Preview("x", 1, None, 5, 2, pieces))]
+    lines = [
+        (mark, text)
+        for mark, text, _ in make_preview_lines(DocumentPreview("x", 1, None, 5, 2, pieces))
+    ]
     assert lines == [
         (" |", "a"),
         (" |", "b"),
@@ -134,7 +142,7 @@ def test_the_commands_of_odd_names_and_markers_do_the_work(tmp_path, capsys):
     name = "it's a \x1b[31m $HOME\n name.txt"
     (tmp_path / name).write_text("one--two--three\t--four")
     words = ["--tokenizer", "bytes", "--split-on", "\t--", "--no-normalize", "--max-bad", "3"]
-    assert run(["doctor", str(tmp_path / name), *words, "--json"]) == 0
+    assert run_command_line(["doctor", str(tmp_path / name), *words, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["documents"] == 2
     (command,) = plain["commands"]
@@ -155,15 +163,15 @@ def test_the_commands_of_odd_names_and_markers_do_the_work(tmp_path, capsys):
 
 @pytest.mark.parametrize("word", ["plain", "a b", "it's", "\x1b[1m", "ä\n'\\", "\udcff\n", ""])
 def test_quoted_words_come_back(word):
-    echo = ["bash", "-c", f"printf %s {quote(word)}"]
+    echo = ["bash", "-c", f"printf %s {quote_for_shell(word)}"]
     assert subprocess.run(echo, capture_output=True).stdout == os.fsencode(word)
-    assert quote(word).isprintable()
+    assert quote_for_shell(word).isprintable()
     if word.isprintable():
-        assert shlex.split(quote(word)) == [word]
+        assert shlex.split(quote_for_shell(word)) == [word]
 
 
 def test_visible_shows_every_character():
-    assert visible("a\x1b\u202e\ud800\xa0ä😀") == "a\\x1b\\u202e\\ud800\\xa0ä😀"
+    assert escape_unprintable("a\x1b\u202e\ud800\xa0ä😀") == "a\\x1b\\u202e\\ud800\\xa0ä😀"
 
 
 def test_standard_input_is_looked_at_too(tmp_path):
@@ -194,7 +202,12 @@ OTHER_FORMATS = {
 def test_a_file_of_another_format_is_told_as_that(tmp_path, start, ending, capsys):
     path = tmp_path / f"a.{ending}"
     path.write_bytes(start * 9)
-    assert run(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
+    assert (
+        run_command_line(
+            ["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]
+        )
+        == 1
+    )
     told = capsys.readouterr().err
     assert OTHER_FORMATS[start] in told
     # Later lines of JSONL have faults of their own.
@@ -216,7 +229,12 @@ def test_a_file_of_another_format_is_told_as_that(tmp_path, start, ending, capsy
 def test_a_packed_name_of_other_content_is_told(tmp_path, ending, data, remedy, capsys):
     path = tmp_path / f"a.jsonl.{ending}"
     path.write_bytes(data)
-    assert run(["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]) == 1
+    assert (
+        run_command_line(
+            ["prepare", str(path), "--tokenizer", "bytes", "--out", str(tmp_path / "s")]
+        )
+        == 1
+    )
     told = capsys.readouterr().err
     assert "a.jsonl." + ending + " does not begin as " in told
     assert "rename it to a.jsonl if it" in told
@@ -226,7 +244,7 @@ def test_a_packed_name_of_other_content_is_told(tmp_path, ending, data, remedy, 
 def test_a_store_that_was_not_compared_with_its_checksums_is_not_just_sound(tmp_path, capsys):
     path = str(write_store(tmp_path / "s", [[1, 2, 256]] * 20).path)
     told = f"Bytes of {path} were not compared with their checksums; batchloom check"
-    assert run(["doctor", path]) == 0
+    assert run_command_line(["doctor", path]) == 0
     assert told in capsys.readouterr().out
-    assert run(["doctor", path, "--full"]) == 0
+    assert run_command_line(["doctor", path, "--full"]) == 0
     assert "not compared" not in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 
 import batchloom
 from batchloom import Recipe, SettingsError, TokenizerError
-from batchloom.analysis.doctor import Sizes, examine, packing_facts
+from batchloom.analysis.doctor import SampleSizes, estimate_packing, examine_inputs
 from batchloom.core.errors import InputMissingError
 from prepare.stores import jsonl
 from sources.test_tables import pa, write
@@ -115,7 +115,7 @@ def test_a_store_of_preferences_names_its_readers_and_no_training(tmp_path):
     store = batchloom.prepare(path, out=tmp_path / "s", tokenizer="bytes", val_fraction=0).path
     found = diagnose(store)
     assert (found.sound, found.commands) == (True, ())
-    assert "batchloom.store.read.preference_reader" in found.notes[0]
+    assert "batchloom.store.PreferencePairs" in found.notes[0]
 
 
 def test_nothing_is_proposed_that_would_fail(tmp_path):
@@ -292,8 +292,8 @@ def test_what_cannot_be_read_is_a_fault_and_the_rest_is_told(tmp_path):
 def test_without_a_tokenizer_all_else_is_told(tmp_path, monkeypatch):
     path = jsonl(tmp_path / "in.jsonl", ASKED)
     assert batchloom.doctor(path).tokenizer.name == "gpt2"
-    monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.gpt2_from_package", lambda: None)
-    monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.cached_file", lambda repo: None)
+    monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.load_gpt2_from_package", lambda: None)
+    monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.find_cached_file", lambda repo: None)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -341,9 +341,9 @@ def big(folder, kind, count=60_000):
 
 def look(path, *, full=False, **settings):
     """An examination in which little is small enough to be read whole."""
-    sizes = Sizes(1 << 16, 256, 512 << 10, 16 << 10)
+    sizes = SampleSizes(1 << 16, 256, 512 << 10, 16 << 10)
     recipe = Recipe(inputs=(str(path),), tokenizer="bytes", **settings)
-    return examine(recipe, lambda event: None, full=full, sizes=sizes)
+    return examine_inputs(recipe, lambda event: None, full=full, sizes=sizes)
 
 
 @pytest.mark.parametrize("count", [15_000, pytest.param(60_000, marks=pytest.mark.slow)])
@@ -366,7 +366,7 @@ def test_a_sample_agrees_with_all_of_it(kind, count, tmp_path):
     assert some.weights.sum() == pytest.approx(len(rows), rel=0.15)
     assert one.tokens.mean == pytest.approx(everything.tokens.mean, rel=0.06)
     assert one.tokens.p95 == pytest.approx(everything.tokens.p95, rel=0.06)
-    fills = [packing_facts(found.lengths, found.weights, 512).fill for found in (some, full)]
+    fills = [estimate_packing(found.lengths, found.weights, 512).fill for found in (some, full)]
     assert fills[0] == pytest.approx(fills[1], abs=0.01)
     assert one.preview == everything.preview
 
@@ -541,5 +541,5 @@ def test_a_store_of_preferences_is_not_sent_to_the_trainer(tmp_path):
     batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
     found = batchloom.doctor(str(tmp_path / "s"))
     assert found.commands == ()
-    assert "batchloom.store.read.preference_reader" in found.notes[0]
+    assert "batchloom.store.PreferencePairs" in found.notes[0]
     assert "preference trainers read it" in batchloom.check(tmp_path / "s").used

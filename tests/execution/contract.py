@@ -3,14 +3,14 @@
 import pytest
 
 from batchloom.core.errors import RecordError, WorkerError
-from batchloom.preparation.workers import Done, Told, carry_out
+from batchloom.preparation.workers import TaskMessage, TaskResult, iter_task_events
 
 
 def results(crew, orders, lost=None):
     """The results of orders by number; each came once."""
     found = {}
-    for event in carry_out(crew, list(enumerate(orders)), lost):
-        if isinstance(event, Done):
+    for event in iter_task_events(crew, list(enumerate(orders)), lost):
+        if isinstance(event, TaskResult):
             assert event.number not in found
             found[event.number] = event.result
     return found
@@ -37,8 +37,8 @@ def check_contract(crew):
         events.append(crew.next(30))
     for number in range(3):
         assert [one for one in events if one.number == number] == [
-            *(Told(number, message) for message in range(4)),
-            Done(number, "told"),
+            *(TaskMessage(number, message) for message in range(4)),
+            TaskResult(number, "told"),
         ]
     # More than a pipe holds, both ways.
     assert results(crew, [("bytes", 3_000_000)]) == {0: b"x" * 3_000_000}
@@ -54,9 +54,9 @@ def check_errors(crew):
     ]:
         crew.give(9, order)
         with pytest.raises(kind, match=words):
-            until(crew, Done)
+            until(crew, TaskResult)
         assert crew.unfinished == 0
     crew.give(9, ("awkward", None))
     with pytest.raises(Exception, match="this and that") as caught:
-        until(crew, Done)
+        until(crew, TaskResult)
     assert type(caught.value).__name__ in ("Awkward", WorkerError.__name__)

@@ -11,22 +11,22 @@ from batchloom import BatchloomError, SettingsError
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InvalidJsonError, RecordError, SchemaError, WorkerError
 from batchloom.preparation.workers import (
-    Done,
-    Failed,
-    Here,
-    Pool,
-    Told,
-    carry_out,
-    error_of,
-    failure,
+    InlineExecutor,
+    ProcessPool,
+    TaskFailure,
+    TaskMessage,
+    TaskResult,
+    encode_failure,
+    iter_task_events,
+    restore_error,
 )
 from execution.contract import check_contract
 from execution.works import Noted, setup
 
 CREWS = {
-    "here": Here,
-    "one process": lambda setup: Pool(setup, 1),
-    "three processes": lambda setup: Pool(setup, 3),
+    "here": InlineExecutor,
+    "one process": lambda setup: ProcessPool(setup, 1),
+    "three processes": lambda setup: ProcessPool(setup, 3),
 }
 
 
@@ -42,22 +42,22 @@ def test_the_contract_of_a_crew(crew_of):
 
 def test_a_setup_is_made_once_in_each_process(crew_of, tmp_path):
     with crew_of(Noted(tmp_path / "made")) as crew:
-        list(carry_out(crew, [(number, ("square", number)) for number in range(50)], None))
+        list(iter_task_events(crew, [(number, ("square", number)) for number in range(50)], None))
         made = (tmp_path / "made").read_text().split()
         assert len(made) == len(set(made)) <= crew.workers
 
 
 def test_what_is_told_here_can_be_heard_at_once():
     heard = []
-    with Here(setup, listener=heard.append) as crew:
+    with InlineExecutor(setup, listener=heard.append) as crew:
         crew.give(0, ("tell", 2))
-        assert crew.next(0) == Done(0, "told")
-        assert heard == [Told(0, 0), Told(0, 1)]
+        assert crew.next(0) == TaskResult(0, "told")
+        assert heard == [TaskMessage(0, 0), TaskMessage(0, 1)]
 
     def refuse(told):
         raise RecordError("d", 1, None, "enough")
 
-    with Here(setup, listener=refuse) as crew:
+    with InlineExecutor(setup, listener=refuse) as crew:
         crew.give(0, ("tell", 2))
         with pytest.raises(RecordError, match="enough"):
             crew.next(0)
@@ -65,9 +65,9 @@ def test_what_is_told_here_can_be_heard_at_once():
 
 
 def test_work_here_is_of_this_process():
-    with Here(setup) as crew:
+    with InlineExecutor(setup) as crew:
         crew.give(0, ("pid", None))
-        assert crew.next(0) == Done(0, os.getpid())
+        assert crew.next(0) == TaskResult(0, os.getpid())
 
 
 def subclasses(kind):
@@ -83,7 +83,7 @@ EXAMPLES = {
     "SettingsError": partial(SettingsError, ["a: too few", "b: unknown"]),
     "OverlongError": lambda kind: kind(3, "is too long"),
     "UnusableError": lambda kind: kind(1, 2, BadRecord(3, 4, None, "is too long", "abc")),
-    "Untabular": lambda kind: kind(("a", "[]"), "is mixed"),
+    "UntabularError": lambda kind: kind(("a", "[]"), "is mixed"),
 }
 
 
@@ -92,7 +92,7 @@ def test_every_error_survives_the_way_between_processes(kind):
     assert batchloom.preparation.prepare  # all that a worker can raise is loaded
     make = EXAMPLES.get(kind.__name__, lambda kind: kind("what, how much, what to do"))
     error = make() if isinstance(make, partial) else make(kind)
-    again = error_of(pickle.loads(failure(0, error)))
+    again = restore_error(pickle.loads(encode_failure(0, error)))
     assert type(again) is type(error) is kind
     assert (str(again), vars(again)) == (str(error), vars(error))
 
@@ -101,12 +101,12 @@ def test_an_error_of_no_tree_of_ours_carries_its_traceback():
     try:
         {}["absent"]
     except KeyError as error:
-        again = error_of(pickle.loads(failure(0, error)))
+        again = restore_error(pickle.loads(encode_failure(0, error)))
     assert (type(again), again.args) == (KeyError, ("absent",))
     assert __file__ in again.__notes__[0]
 
 
 def test_an_error_that_cannot_be_pickled_is_told_with_its_traceback():
-    again = error_of(Failed(0, None, "Traceback: this and that"))
+    again = restore_error(TaskFailure(0, None, "Traceback: this and that"))
     assert isinstance(again, WorkerError)
     assert "this and that" in str(again)

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from batchloom import SettingsError
-from batchloom.preparation.workers import cores, free_memory, workers_for
-from batchloom.preparation.workers.machine_limits import cpu_quota, memory_left
+from batchloom.preparation.workers import compute_worker_count, count_cores, measure_free_memory
+from batchloom.preparation.workers.machine_limits import read_cpu_quota, read_memory_left
 
 GIB = 1 << 30
 
@@ -26,13 +26,13 @@ GIB = 1 << 30
     ],
 )
 def test_workers_are_as_many_as_cores_orders_and_memory_allow(asked, orders, free, memory, workers):
-    assert workers_for(asked, orders, cores=8, free=free, memory=memory) == workers
+    assert compute_worker_count(asked, orders, cores=8, free=free, memory=memory) == workers
 
 
 @pytest.mark.parametrize("asked", [0, -1, True, "many", 1.5])
 def test_other_numbers_of_workers_are_refused(asked):
     with pytest.raises(SettingsError, match=r"workers: .* give 1 or more, or auto"):
-        workers_for(asked, 5, cores=8)
+        compute_worker_count(asked, 5, cores=8)
 
 
 def write(folder, files):
@@ -78,10 +78,10 @@ def test_the_bounds_of_control_groups_are_heeded(tmp_path, groups, files, quota,
     own, root = tmp_path / "own", tmp_path / "groups"
     own.write_text(groups)
     write(root, files)
-    assert cpu_quota(own, root) == quota
-    assert memory_left(own, root) == left
+    assert read_cpu_quota(own, root) == quota
+    assert read_memory_left(own, root) == left
 
 
 def test_the_facts_of_this_machine():
-    assert 1 <= cores() <= os.cpu_count()
-    assert free_memory() > 0
+    assert 1 <= count_cores() <= os.cpu_count()
+    assert measure_free_memory() > 0

@@ -15,7 +15,14 @@ import pytest
 
 from batchloom import SettingsError
 from batchloom.core.errors import RecordError, WorkerError
-from batchloom.preparation.workers import Done, Lost, Pool, Ready, Told, carry_out
+from batchloom.preparation.workers import (
+    PrestartedWorkers,
+    ProcessPool,
+    TaskLoss,
+    TaskMessage,
+    TaskResult,
+    iter_task_events,
+)
 from execution.contract import results, until
 from execution.works import dying_setup, failing_setup, greedy_setup, setup, slow_setup
 
@@ -32,7 +39,7 @@ from execution.works import dying_setup, failing_setup, greedy_setup, setup, slo
     ],
 )
 def test_a_dead_worker_takes_its_own_order_with_it(order, reason):
-    with Pool(setup, 2) as pool:
+    with ProcessPool(setup, 2) as pool:
         pool.give(0, order)
         for number in range(1, 10):
             pool.give(number, ("square", number))
@@ -40,25 +47,25 @@ def test_a_dead_worker_takes_its_own_order_with_it(order, reason):
         while pool.unfinished:
             events.append(pool.next(30))
         mine = [one for one in events if one.number == 0]
-        told = [Told(0, n) for n in range(3)] if order[0] == "tell then die" else []
-        assert mine == [*told, Lost(0, reason)]
-        assert {one.number: one.result for one in events if isinstance(one, Done)} == {
+        told = [TaskMessage(0, n) for n in range(3)] if order[0] == "tell then die" else []
+        assert mine == [*told, TaskLoss(0, reason)]
+        assert {one.number: one.result for one in events if isinstance(one, TaskResult)} == {
             number: number**2 for number in range(1, 10)
         }
         assert results(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
 
 
 def test_processes_that_began_before_their_work_was_known_do_it():
-    with Ready(2, "execution.works") as ready:
+    with PrestartedWorkers(2, "execution.works") as ready:
         begun = {one.process.pid for one in ready._workers}
-        with Pool(setup, 2, ready=ready) as pool:
+        with ProcessPool(setup, 2, ready=ready) as pool:
             assert results(pool, [("pid", None)] * 8).keys() == set(range(8))
             assert {one.process.pid for one in pool._workers} == begun
     assert not any(psutil.pid_exists(pid) for pid in begun)
 
 
 def test_processes_that_nobody_took_are_ended():
-    with Ready(2, "execution.works") as ready:
+    with PrestartedWorkers(2, "execution.works") as ready:
         processes = [one.process for one in ready._workers]
     assert [one.poll() for one in processes] == [-signal.SIGKILL] * 2
     assert not ready.take()
@@ -66,8 +73,8 @@ def test_processes_that_nobody_took_are_ended():
 
 def test_a_process_that_cannot_import_its_work_is_told(capfd):
     with (
-        Ready(1, "execution.nowhere") as ready,
-        Pool(setup, 1, ready=ready) as pool,
+        PrestartedWorkers(1, "execution.nowhere") as ready,
+        ProcessPool(setup, 1, ready=ready) as pool,
     ):
         # The pool starts another one, which imports what its setup needs.
         assert results(pool, [("square", 3)]) == {0: 9}
@@ -81,7 +88,7 @@ def test_a_lost_order_is_given_again_or_left(tmp_path):
         asked.append((number, order, reason))
         return order if number == 0 else None
 
-    with Pool(setup, 2) as pool:
+    with ProcessPool(setup, 2) as pool:
         orders = [("once", tmp_path / "mark"), ("exit", 1), ("square", 3)]
         assert results(pool, orders, lost) == {0: "second time", 2: 9}
     assert sorted(one[0] for one in asked) == [0, 1]
@@ -91,11 +98,11 @@ def test_a_lost_order_is_given_again_or_left(tmp_path):
 def test_results_come_once_whatever_is_killed():
     drawn = random.Random(5)
     found, killed = {}, 0
-    with Pool(slow_setup, 3) as pool:
-        for event in carry_out(
+    with ProcessPool(slow_setup, 3) as pool:
+        for event in iter_task_events(
             pool, [(n, ("flaky", n)) for n in range(200)], lambda number, order, reason: order
         ):
-            if isinstance(event, Done):
+            if isinstance(event, TaskResult):
                 assert event.number not in found
                 found[event.number] = event.result
             if drawn.random() < 0.1:
@@ -107,10 +114,10 @@ def test_results_come_once_whatever_is_killed():
 
 
 def test_a_worker_above_its_memory_is_killed():
-    with Pool(setup, 2, memory=200 << 20) as pool:
+    with ProcessPool(setup, 2, memory=200 << 20) as pool:
         pool.give(0, ("hold", 300 << 20))
         pool.give(1, ("hold", 1 << 20))
-        lost = until(pool, Lost)
+        lost = until(pool, TaskLoss)
         assert lost.number == 0
         # It is looked at whenever there is time, also while the memory is being filled.
         assert lost.reason.startswith(("used 2", "used 3"))
@@ -129,14 +136,14 @@ def test_a_worker_above_its_memory_is_killed():
     ],
 )
 def test_workers_that_never_start_end_the_job(make, words):
-    with Pool(make, 2, memory=100 << 20) as pool:
+    with ProcessPool(make, 2, memory=100 << 20) as pool:
         pool.give(0, ("square", 3))
         with pytest.raises(WorkerError, match=words):
             pool.next(20)
 
 
 def test_an_error_of_the_setup_is_raised_as_it_is():
-    with Pool(failing_setup, 2) as pool:
+    with ProcessPool(failing_setup, 2) as pool:
         pool.give(0, ("square", 3))
         with pytest.raises(RecordError, match="the setup does not like it"):
             pool.next(20)
@@ -144,12 +151,12 @@ def test_an_error_of_the_setup_is_raised_as_it_is():
 
 def test_a_number_of_workers_is_at_least_one():
     with pytest.raises(SettingsError, match="workers: 0 is too few; give 1 or more"):
-        Pool(setup, 0)
+        ProcessPool(setup, 0)
 
 
 def test_a_slow_coordinator_holds_what_workers_say_in_their_pipes():
     """Workers wait until they are heard: of 400 messages of 64 kB each few are under way."""
-    with Pool(setup, 2) as pool:
+    with ProcessPool(setup, 2) as pool:
         for number in range(400):
             pool.give(number, ("bytes", 1 << 16))
         pool.next(20)
@@ -159,10 +166,10 @@ def test_a_slow_coordinator_holds_what_workers_say_in_their_pipes():
 
 
 def test_closing_ends_every_worker_within_a_second():
-    with Pool(setup, 2) as pool:
+    with ProcessPool(setup, 2) as pool:
         for number in range(2):
             pool.give(number, ("sleep in C", 60))
-        pids = [until(pool, Told).message for _ in range(2)]
+        pids = [until(pool, TaskMessage).message for _ in range(2)]
         began = time.monotonic()
     assert time.monotonic() - began < 1
     assert not any(map(psutil.pid_exists, pids))
@@ -171,17 +178,17 @@ def test_closing_ends_every_worker_within_a_second():
 def test_workers_compute_on_one_thread_each(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("RAYON_NUM_THREADS", "3")
-    with Pool(setup, 1) as pool:
+    with ProcessPool(setup, 1) as pool:
         orders = [("environment", "OMP_NUM_THREADS"), ("environment", "RAYON_NUM_THREADS")]
         assert results(pool, orders) == {0: "1", 1: "3"}
 
 
 COORDINATOR = """
     import sys
-    from batchloom.preparation.workers.process_pool import Pool, Ready
+    from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
     from execution.works import setup
 
-    pool = Pool(setup, 2)
+    pool = ProcessPool(setup, 2)
     try:
         for number in range(2):
             pool.give(number, eval(sys.argv[1]))
@@ -255,9 +262,9 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
     """No guard around the main module: workers do not run it again."""
     program = """
         print("main runs")
-        from batchloom.preparation.workers.process_pool import Pool, Ready
+        from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
         from execution.works import setup
-        with Pool(setup, 2) as pool:
+        with ProcessPool(setup, 2) as pool:
             pool.give(0, ("square", 12))
             while pool.unfinished:
                 print(getattr(pool.next(20), "result", ""))
@@ -280,9 +287,9 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
 
 def test_standard_streams_that_are_closed_do_not_become_pipes(tmp_path):
     program = """
-        from batchloom.preparation.workers.process_pool import Pool, Ready
+        from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
         from execution.works import setup
-        with Pool(setup, 1) as pool:
+        with ProcessPool(setup, 1) as pool:
             pool.give(0, ("print", "said"))
             while pool.unfinished:
                 event = pool.next(20)

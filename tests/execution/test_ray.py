@@ -13,8 +13,15 @@ import pytest
 
 from batchloom import InputError, OutputError
 from batchloom.core.errors import WorkerError
-from batchloom.preparation.workers import Done, Lost, RayCluster, RayCrew, Told, carry_out
-from batchloom.preparation.workers.ray_cluster import _unconnected, room
+from batchloom.preparation.workers import (
+    RayClusterSettings,
+    RayExecutor,
+    TaskLoss,
+    TaskMessage,
+    TaskResult,
+    iter_task_events,
+)
+from batchloom.preparation.workers.ray_cluster import _describe_connection_error, count_worker_slots
 from execution.contract import check_contract, results, until
 from execution.nodes import add_node, kill_node, ray_cluster
 from execution.works import setup
@@ -41,7 +48,7 @@ def nodes():
 
 
 def test_the_contract_of_a_crew(cluster, tmp_path):
-    with RayCrew(setup, RayCluster(cluster.address, shared=tmp_path)) as crew:
+    with RayExecutor(setup, RayClusterSettings(cluster.address, shared=tmp_path)) as crew:
         check_contract(crew)
         assert crew.workers == 2
         assert len(set(results(crew, [("pid", None)] * 20).values())) <= 2
@@ -58,7 +65,7 @@ def test_a_dead_worker_takes_its_own_order_with_it(cluster):
         (("no memory", None), 0, "ran out of memory"),
         (("hold", 600 << 20), 1, " MiB of memory, more than the 400 MiB that a worker may use"),
     ]
-    with RayCrew(setup, RayCluster(cluster.address, workers=2, memory=limit)) as crew:
+    with RayExecutor(setup, RayClusterSettings(cluster.address, workers=2, memory=limit)) as crew:
         for number, (order, _, _) in enumerate(orders):
             crew.give(number, order)
         crew.give(9, ("square", 5))
@@ -70,26 +77,26 @@ def test_a_dead_worker_takes_its_own_order_with_it(cluster):
             mine = [one for one in events if one.number == number]
             # Whoever takes its memory may be found out before it tells of it.
             assert len(mine) - 1 == tells or order[0] == "hold"
-            assert [type(one) for one in mine] == [Told] * (len(mine) - 1) + [Lost]
+            assert [type(one) for one in mine] == [TaskMessage] * (len(mine) - 1) + [TaskLoss]
             assert mine[-1].reason.endswith(reason)
-        assert Done(9, 25) in events
+        assert TaskResult(9, 25) in events
 
 
 def test_a_node_that_does_not_see_the_folder_is_named(cluster, tmp_path):
-    with RayCrew(setup, RayCluster(cluster.address, shared=tmp_path)) as crew:
+    with RayExecutor(setup, RayClusterSettings(cluster.address, shared=tmp_path)) as crew:
         for token in tmp_path.iterdir():
             token.unlink()
         crew.give(0, ("square", 1))
         with pytest.raises(OutputError, match=r"The node .* does not see .* on every node"):
-            until(crew, Done)
+            until(crew, TaskResult)
 
 
 def test_workers_end_with_a_coordinator_that_is_killed(cluster, tmp_path):
     written = tmp_path / "written"
     code = f"""
-        from batchloom.preparation.workers.ray_cluster import RayCluster, RayCrew
+        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor
         from execution.works import setup
-        with RayCrew(setup, RayCluster({cluster.address!r})) as crew:
+        with RayExecutor(setup, RayClusterSettings({cluster.address!r})) as crew:
             crew.give(0, ("write", {str(written)!r}))
             while True:
                 if (event := crew.next(1)) is not None:
@@ -115,9 +122,9 @@ def test_results_come_once_whatever_workers_and_nodes_are_killed(nodes):
         reasons.append(reason)
         return order
 
-    with RayCrew(setup, RayCluster(nodes.address)) as crew:
-        for event in carry_out(crew, [(n, ("flaky", n)) for n in range(200)], lost):
-            if isinstance(event, Done):
+    with RayExecutor(setup, RayClusterSettings(nodes.address)) as crew:
+        for event in iter_task_events(crew, [(n, ("flaky", n)) for n in range(200)], lost):
+            if isinstance(event, TaskResult):
                 assert event.number not in found
                 found[event.number] = event.result
                 if len(found) == 100:
@@ -141,15 +148,19 @@ def name(process):
 def test_an_order_on_a_node_that_dies_is_lost(cluster):
     """A third node works for a while, and all processors are busy when it goes."""
     cluster.living.append(add_node(cluster))
-    with RayCrew(setup, RayCluster(cluster.address)) as crew:
+    with RayExecutor(setup, RayClusterSettings(cluster.address)) as crew:
         for number in range(3):
             crew.give(number, ("sleep", 2))
         for _ in range(3):
-            until(crew, Told)
+            until(crew, TaskMessage)
         cluster.worker_nodes.discard(kill_node(cluster))
         events = [crew.next(30) for _ in range(3)]
-        assert sorted(type(one).__name__ for one in events) == ["Done", "Done", "Lost"]
-        [lost] = [one for one in events if isinstance(one, Lost)]
+        assert sorted(type(one).__name__ for one in events) == [
+            "TaskResult",
+            "TaskResult",
+            "TaskLoss",
+        ]
+        [lost] = [one for one in events if isinstance(one, TaskLoss)]
         assert lost.reason in (
             "was on a node of the Ray cluster that died",
             "died on a node of the Ray cluster (out of memory?)",
@@ -159,23 +170,23 @@ def test_an_order_on_a_node_that_dies_is_lost(cluster):
 
 @pytest.mark.slow
 def test_a_cluster_that_shrinks_to_nothing_ends_the_job_and_one_that_grows_goes_on(nodes):
-    with RayCrew(setup, RayCluster(nodes.address)) as crew:
+    with RayExecutor(setup, RayClusterSettings(nodes.address)) as crew:
         for number in range(3):
             crew.give(number, ("sleep", 100))
         for _ in range(3):
-            until(crew, Told)
+            until(crew, TaskMessage)
         for _ in range(3):
             kill_node(nodes)
-        assert {until(crew, Lost).number for _ in range(3)} == {0, 1, 2}
-    with RayCrew(setup, RayCluster(nodes.address, patience=1.5)) as crew:
+        assert {until(crew, TaskLoss).number for _ in range(3)} == {0, 1, 2}
+    with RayExecutor(setup, RayClusterSettings(nodes.address, patience=1.5)) as crew:
         crew.give(0, ("square", 7))
         with pytest.raises(WorkerError, match=r"No node .* a processor for 1.5 seconds; what is"):
-            until(crew, Done)
-    with RayCrew(setup, RayCluster(nodes.address, patience=30)) as crew:
+            until(crew, TaskResult)
+    with RayExecutor(setup, RayClusterSettings(nodes.address, patience=30)) as crew:
         crew.give(0, ("square", 7))
         assert crew.next(0.1) is None
         nodes.living.append(add_node(nodes))
-        assert until(crew, Done) == Done(0, 49)
+        assert until(crew, TaskResult) == TaskResult(0, 49)
 
 
 @pytest.mark.slow
@@ -188,10 +199,10 @@ def test_a_node_without_batchloom_is_told_in_one_sentence(tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(tmp_path))
             add_node(cluster)
-        with RayCrew(setup, RayCluster(cluster.address)) as crew:
+        with RayExecutor(setup, RayClusterSettings(cluster.address)) as crew:
             crew.give(0, ("square", 7))
             with pytest.raises(WorkerError, match="cannot load batchloom .* install the same"):
-                until(crew, Done)
+                until(crew, TaskResult)
 
 
 def test_a_store_prepared_on_a_cluster_is_that_of_one_process(cluster, tmp_path):
@@ -217,7 +228,7 @@ def test_a_store_prepared_on_a_cluster_is_that_of_one_process(cluster, tmp_path)
 )
 def test_a_wrong_address_is_told_at_once(address, kind, words):
     began = time.monotonic()
-    with pytest.raises(kind, match=words), RayCrew(setup, RayCluster(address)):
+    with pytest.raises(kind, match=words), RayExecutor(setup, RayClusterSettings(address)):
         pass
     assert time.monotonic() - began < 5
 
@@ -228,7 +239,7 @@ def test_another_python_is_told_in_one_sentence():
     other = {"ray_version": ray.__version__, "python_version": "3.8.1"}
     with pytest.raises(RuntimeError) as caught:
         check_version_info(other, "node 127.0.0.1")
-    said = _unconnected("127.0.0.1:1", caught.value)
+    said = _describe_connection_error("127.0.0.1:1", caught.value)
     assert said.startswith("The Ray cluster at '127.0.0.1:1' is of another Python or Ray")
     assert "3.8.1" in said
     assert "\n" not in said
@@ -244,7 +255,7 @@ def test_another_python_is_told_in_one_sentence():
     ],
 )
 def test_workers_fit_into_processors_and_memory(nodes, memory, workers):
-    assert room(nodes, memory) == workers
+    assert count_worker_slots(nodes, memory) == workers
 
 
 def run(code, extra=(), **more):
@@ -264,11 +275,11 @@ def test_a_ray_of_its_own_is_of_this_machine_alone_and_ends(tmp_path):
     done = run(
         """
         import psutil
-        from batchloom.preparation.workers.ray_cluster import RayCluster, RayCrew
+        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor
         from execution.contract import results
         from execution.works import setup
 
-        with RayCrew(setup, RayCluster(workers=2)) as crew:
+        with RayExecutor(setup, RayClusterSettings(workers=2)) as crew:
             assert results(crew, [("square", n) for n in range(9)]) == {n: n * n for n in range(9)}
             assert crew.workers == 2
             family = psutil.Process().children(recursive=True)
@@ -292,9 +303,9 @@ def test_without_ray_the_remedy_is_told(tmp_path):
     (tmp_path / "ray.py").write_text("raise ImportError('no ray here')")
     done = run(
         """
-        from batchloom.preparation.workers.ray_cluster import RayCluster, RayCrew
+        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor
         from execution.works import setup
-        with RayCrew(setup, RayCluster()):
+        with RayExecutor(setup, RayClusterSettings()):
             pass
         """,
         extra=[tmp_path],

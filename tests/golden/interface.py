@@ -8,11 +8,18 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchloom.batches import Augment, MediaOptions, dense_mask, flattened, mixture_from, padded
-from batchloom.batches.forms import megatron, shifted
-from batchloom.cli import run as _run
+from batchloom.batches import (
+    Augment,
+    MediaOptions,
+    add_dense_mask as dense_mask,
+    read_mixture as mixture_from,
+    to_padded as padded,
+    to_varlen as flattened,
+)
+from batchloom.batches.forms import to_megatron as megatron, to_shifted as shifted
+from batchloom.cli import run_command_line as _run
 from batchloom.plan import Mesh, SourceSpec, Stage
-from batchloom.store import Labels, Pairs
+from batchloom.store import LabelledAnswers as Labels, PreferencePairs as Pairs
 from batchloom.streaming import merge_states
 from single_settings import make_loader
 

@@ -9,7 +9,7 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Loader, StateError
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from golden.arrays import describe_batches
 from golden.conftest import Workspace
 from golden.expectations import Expectations
@@ -104,7 +104,7 @@ def test_a_state_of_the_first_windows_names_what_goes_on_with_it(
     EXPECTED.check(section, describe_batches(_take(again, _AFTER))["steps"])
     (workspace.root / "first.json").write_text(json.dumps(saved), "utf-8")
     with workspace.entered():
-        assert run(["plan", "stores/jsonl-mapped", "--checkpoint", "first.json"]) == 0
+        assert run_command_line(["plan", "stores/jsonl-mapped", "--checkpoint", "first.json"]) == 0
     assert saved["fingerprint"] in capsys.readouterr().out
 
 

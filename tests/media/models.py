@@ -2,7 +2,7 @@
 
 import torch
 
-from batchloom.batches import image_masks
+from batchloom.batches import add_image_masks
 
 TEXT_WINDOW = 24
 TEXT = {
@@ -235,5 +235,5 @@ def make(name, processor):
 def inputs_of(name, batch):
     """What a model is given of a packed batch: its arrays but the labels, with masks where its own are wrong."""
     if name == "gemma3":
-        batch = image_masks(batch, TEXT_WINDOW)
+        batch = add_image_masks(batch, TEXT_WINDOW)
     return {key: value for key, value in batch.items() if key != "labels"}

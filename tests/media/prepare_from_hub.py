@@ -8,9 +8,9 @@ import sys
 
 import huggingface_hub.constants
 
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 
 if __name__ == "__main__":
     # They were read from the environment of the interpreter that this one was forked from.
     importlib.reload(huggingface_hub.constants)
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_command_line(sys.argv[1:]))

@@ -10,7 +10,7 @@ import pytest
 import batchloom
 from batchloom.batches import MediaOptions
 from batchloom.batches.media import BatchMedia
-from batchloom.batches.media.batch_media import _Budget
+from batchloom.batches.media.batch_media import _MemoryBudget
 from batchloom.core.errors import MediumError
 from media.made import encoded, picture, talk
 from media.test_batches import saved
@@ -133,7 +133,7 @@ def test_a_medium_that_is_gone_is_told_behind_the_steps_before_it(store):
 
 
 def test_a_budget_is_given_back_and_never_waits_for_ever():
-    budget = _Budget(10)
+    budget = _MemoryBudget(10)
     with budget.room(100), budget.room(0):
         pass
     with budget.room(4), budget.room(6):

@@ -14,7 +14,14 @@ from batchloom import PlanError, SettingsError, StoreError
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches import MediaOptions, PlanOptions
 from batchloom.core.errors import MediumError
-from batchloom.media import Held, MediaLimits, decode_sound, joined, look_at_sound, mrope_positions
+from batchloom.media import (
+    BytesContent,
+    MediaLimits,
+    compute_mrope_positions,
+    decode_audio,
+    inspect_audio,
+    join_features,
+)
 from batchloom.testing import write_store
 from media.made import encoded, picture, talk, write_images, write_sounds
 from media.models import inputs_of, make
@@ -105,8 +112,8 @@ def media_of(row, folder):
     if "audios" in row:
         heard = []
         for name in row["audios"]:
-            content = Held((folder / name).read_bytes())
-            heard.append(decode_sound(content, look_at_sound(content, MediaLimits()), 16_000))
+            content = BytesContent((folder / name).read_bytes())
+            heard.append(decode_audio(content, inspect_audio(content, MediaLimits()), 16_000))
         return {"audio": heard, "sampling_rate": 16_000}
     if "images" in row:
         return {"images": [Image.open(folder / name).convert("RGB") for name in row["images"]]}
@@ -315,7 +322,7 @@ def test_positions_of_aligned_documents_in_a_flattened_row(qwen):
 
 
 def test_positions_of_a_pinned_document():
-    found = mrope_positions(9, [(2, 4, (1, 4, 4))], 2)
+    found = compute_mrope_positions(9, [(2, 4, (1, 4, 4))], 2)
     assert found.tolist() == [
         [0, 1, 2, 2, 2, 2, 4, 5, 6],
         [0, 1, 2, 2, 3, 3, 4, 5, 6],
@@ -549,7 +556,7 @@ def test_wrong_settings_are_told():
 
 
 def test_features_of_other_shapes_are_filled_up():
-    found = joined([{"x": np.ones((1, 2, 3))}, {"x": np.full((2, 3, 2), 2.0)}])
+    found = join_features([{"x": np.ones((1, 2, 3))}, {"x": np.full((2, 3, 2), 2.0)}])
     assert found["x"].shape == (3, 3, 3)
     assert found["x"].sum() == 6 + 24
 

@@ -9,12 +9,12 @@ from hypothesis import given, strategies as st
 
 import batchloom
 from batchloom import InputError, Mixture, SettingsError
-from batchloom.analysis import forecast
-from batchloom.analysis.plan_questions import why_unserved
-from batchloom.batches import mixture_from, text_alone
-from batchloom.core.medium import KINDS
+from batchloom.analysis import forecast_plan
+from batchloom.analysis.plan_questions import explain_unserved
+from batchloom.batches import check_text_only, read_mixture
+from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import StoreMedia
-from batchloom.store.read.media_filter import _chosen_sets, media_word
+from batchloom.store.read.media_filter import _mask_kind_sets, normalize_media_filter
 from batchloom.testing import write_store
 from media.made import encoded, picture, talk
 from media.processors import MADE, save
@@ -68,7 +68,7 @@ def documents_of(data, **more):
 
 def test_kinds_split_a_store(place):
     whole, none, image = chosen(place), chosen(place, "none"), chosen(place, "image")
-    known = StoreMedia(whole).kinds_of(np.arange(len(whole)))
+    known = StoreMedia(whole).list_kinds(np.arange(len(whole)))
     assert none.tokens + image.tokens == whole.tokens
     assert chosen(place, "any").tokens == image.tokens
     assert none.contents.kept[0] + image.contents.kept[0] == len(whole)
@@ -106,12 +106,12 @@ def test_modalities_have_weights(place, tmp_path):
         f"stores:\n  text: {{path: {place}/store, media: none}}\n"
         f"  image: {{path: {place}/store, media: image}}\n"
     )
-    loader = batchloom.Loader(mixture_from(file), **SIZES, steps=40)
+    loader = batchloom.Loader(read_mixture(file), **SIZES, steps=40)
     rows = loader.plan.rows(0, 320)
     tokens = np.bincount(rows.sources, rows.lengths)
     shares = dict(zip(loader.plan.stores, tokens / tokens.sum(), strict=True))
     assert shares["image"] == pytest.approx(0.7, abs=0.03)
-    known = StoreMedia(chosen(place)).kinds_of(rows.documents)
+    known = StoreMedia(chosen(place)).list_kinds(rows.documents)
     names = np.array(list(loader.plan.stores))[rows.sources]
     assert np.array_equal(names == "image", known == 1)
     batch = loader[3]
@@ -122,7 +122,7 @@ def test_modalities_have_weights(place, tmp_path):
 def test_a_forecast_counts_the_chosen_alone(place):
     stores = {"text": chosen(place, "none"), "image": chosen(place, "image")}
     mixture = Mixture({"text": 1, "image": 1}, stores=stores)
-    told = forecast(batchloom.Loader(mixture, **SIZES, steps=20).plan).sources
+    told = forecast_plan(batchloom.Loader(mixture, **SIZES, steps=20).plan).sources
     found = {one.name: (one.documents, one.tokens) for one in told}
     assert found == {
         "text": (48, stores["text"].tokens),
@@ -161,8 +161,8 @@ def test_a_run_goes_on_and_knows_its_generation(tmp_path):
     made(tmp_path, "second", 3)
     store = chosen(tmp_path, "image")
     assert store.location.generation == 2
-    assert store.contents.generation_with(first.fingerprint) == 1
-    assert store.contents.generation_with(chosen(tmp_path, generation=1).fingerprint) is None
+    assert store.contents.find_generation(first.fingerprint) == 1
+    assert store.contents.find_generation(chosen(tmp_path, generation=1).fingerprint) is None
     assert store.lengths.layers == chosen(tmp_path).lengths.layers
     assert documents_of(first)[0] < documents_of(store)[0]
     with pytest.raises(batchloom.StateError, match=r"generation 1 .* generation=1"):
@@ -185,25 +185,25 @@ def test_why_a_document_is_not_served(place):
     text = int(np.flatnonzero(image.lengths.slice(0, len(image)) == 0)[0])
     plan = batchloom.Loader(image, **SIZES).plan
     assert batchloom.when(plan, document=text) == ()
-    told = why_unserved(plan, 0, text, plan.steps - 1)
+    told = explain_unserved(plan, 0, text, plan.steps - 1)
     assert "its media are others than source 'data' takes of its store (media='image')" in told
 
 
-words = st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True)
+words = st.lists(st.sampled_from(MEDIUM_KINDS), min_size=1, max_size=3, unique=True)
 
 
 @given(words)
 def test_each_set_of_kinds_has_one_word(kinds):
-    word = media_word("+".join(kinds))
-    assert word == media_word("+".join(reversed(kinds)))
-    every = {"none", *("+".join(k for k in KINDS if k in kinds) for kinds in _all_sets())}
-    assert sum(_chosen_sets(one).astype(int) for one in every).tolist() == [1] * 8
-    assert _chosen_sets(word).sum() == 1
-    assert np.array_equal(_chosen_sets("any"), ~_chosen_sets("none"))
+    word = normalize_media_filter("+".join(kinds))
+    assert word == normalize_media_filter("+".join(reversed(kinds)))
+    every = {"none", *("+".join(k for k in MEDIUM_KINDS if k in kinds) for kinds in _all_sets())}
+    assert sum(_mask_kind_sets(one).astype(int) for one in every).tolist() == [1] * 8
+    assert _mask_kind_sets(word).sum() == 1
+    assert np.array_equal(_mask_kind_sets("any"), ~_mask_kind_sets("none"))
 
 
 def _all_sets():
-    return [[kind for bit, kind in enumerate(KINDS) if n >> bit & 1] for n in range(1, 8)]
+    return [[kind for bit, kind in enumerate(MEDIUM_KINDS) if n >> bit & 1] for n in range(1, 8)]
 
 
 @pytest.mark.parametrize("asked", ["", "picture", "image+image", "image+none", "+", 5, ["image"]])
@@ -226,11 +226,11 @@ def test_what_holds_none_of_it(place, tmp_path):
         f"weights: {{a: 1}}\nstores: {{a: {{path: {place}/store, media: pictures}}}}\n"
     )
     with pytest.raises(SettingsError, match=r"stores.a: media: 'pictures' is none of"):
-        mixture_from(tmp_path / "mix.yaml")
+        read_mixture(tmp_path / "mix.yaml")
 
 
 def test_texts_of_a_store_with_media_are_plain_texts(place):
     loader = batchloom.Loader(chosen(place, media="none"), **SIZES)
     assert not loader.holds_media
     assert loader[0]["position_ids"].ndim == 2
-    text_alone(loader, "a trainer")
+    check_text_only(loader, "a trainer")

@@ -7,7 +7,7 @@ import pytest
 
 import batchloom
 from batchloom import inspect
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from media.made import talk, write_images, write_sounds
 from media.test_batches import saved
 from media.test_streams import captions, held, talks
@@ -29,7 +29,7 @@ def test_what_it_counts_is_what_the_store_holds(tmp_path, monkeypatch, sight, ki
     monkeypatch.chdir(tmp_path)
     words = shlex.split(found.commands[0])
     assert words[:2] == ["batchloom", "prepare"]
-    assert run([*words[1:], "--val-fraction", "0", "--no-dedup"]) == 0
+    assert run_command_line([*words[1:], "--val-fraction", "0", "--no-dedup"]) == 0
     made = inspect("store", seq_len=900)
     counted = {}
     for one in found.sources:
@@ -40,7 +40,7 @@ def test_what_it_counts_is_what_the_store_holds(tmp_path, monkeypatch, sight, ki
     assert counted == {medium: list(some) for medium, some in made.media.items()}
     assert (found.documents, found.tokens) == (made.documents, made.tokens)
     capsys.readouterr()
-    assert run(["doctor", str(source), "--processor", str(sight), "--json"]) == 0
+    assert run_command_line(["doctor", str(source), "--processor", str(sight), "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     told = sum(one["media"].get("image", [0])[0] for one in plain["sources"])
     assert told == made.media["image"].media
@@ -48,12 +48,16 @@ def test_what_it_counts_is_what_the_store_holds(tmp_path, monkeypatch, sight, ki
 
 def test_it_shows_media_by_their_number(tmp_path, sight, capsys):
     source = write_images(tmp_path / "in")
-    assert run(["doctor", str(source), "--processor", str(sight), "--preview", "9"]) == 0
+    assert (
+        run_command_line(["doctor", str(source), "--processor", str(sight), "--preview", "9"]) == 0
+    )
     said = capsys.readouterr().out
     assert "images in 8 documents: " in said
     assert "<|vision_start|><|image_pad|>[x" in said
     assert "a loader leaves them out (overlong='drop')" not in said
-    assert run(["doctor", str(source), "--processor", str(sight), "--seq-len", "60"]) == 0
+    assert (
+        run_command_line(["doctor", str(source), "--processor", str(sight), "--seq-len", "60"]) == 0
+    )
     assert "a loader leaves them out (overlong='drop'), as of all data with images" in " ".join(
         capsys.readouterr().out.split()
     )
@@ -63,9 +67,9 @@ def test_media_that_moved_are_found_in_their_folder(tmp_path, sight, capsys):
     source = write_images(tmp_path / "in", 30)
     moved = (tmp_path / "in" / "pictures").rename(tmp_path / "pictures")
     words = ["doctor", str(source), "--processor", str(sight)]
-    assert run(words) == 1
+    assert run_command_line(words) == 1
     assert "pictures/0_0.jpg" in capsys.readouterr().out
-    assert run([*words, "--data-folder", str(moved.parent)]) == 0
+    assert run_command_line([*words, "--data-folder", str(moved.parent)]) == 0
     assert f"--data-folder {moved.parent}" in capsys.readouterr().out
 
 
@@ -92,7 +96,7 @@ def test_the_real_conversations_by_the_command_alone(real_data, tmp_path, capsys
         settings = {"chunk_length": 6} if name == "qwen2_audio" else {}
         folder = saved(name, tmp_path / name, **settings)[2]
         words = ["--processor", str(folder), "--tokenizer", str(folder)]
-        assert run(["doctor", str(real_data / "multimodal" / file), *words]) == 0
+        assert run_command_line(["doctor", str(real_data / "multimodal" / file), *words]) == 0
         assert "verdict:       sound" in capsys.readouterr().out
 
 

@@ -8,23 +8,29 @@ from batchloom import InputError
 from batchloom.core.errors import InputMissingError, UnusableRecordError
 from batchloom.core.medium import AudioFacts, ImageFacts
 from batchloom.media import ProcessorFiles, open_processor, read_processor_files
-from batchloom.media.hf_processor import Asked, collapsed, written_for
-from batchloom.media.processor_agreement import disagreement, full_text
-from batchloom.media.processor_families import Hearing, OneSize, PatchGrid, Splits, Tiles
+from batchloom.media.hf_processor import ProbedProcessor, collapse_expansion, render_medium
+from batchloom.media.processor_agreement import find_processor_disagreement, make_full_text
+from batchloom.media.processor_families import (
+    FixedSizeFamily,
+    PatchGridFamily,
+    SplitFamily,
+    TileFamily,
+    WhisperFamily,
+)
 from media.processors import MADE, aya_vision, llava, qwen2_audio, qwen2_vl, save
 from tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 FAMILIES = {
-    "qwen2_vl": PatchGrid,
-    "qwen2_5_vl": PatchGrid,
-    "qwen3_vl": PatchGrid,
-    "llava": OneSize,
-    "llava_next": Tiles,
-    "idefics3": Splits,
-    "smolvlm": Splits,
-    "gemma3": OneSize,
-    "qwen2_audio": Hearing,
+    "qwen2_vl": PatchGridFamily,
+    "qwen2_5_vl": PatchGridFamily,
+    "qwen3_vl": PatchGridFamily,
+    "llava": FixedSizeFamily,
+    "llava_next": TileFamily,
+    "idefics3": SplitFamily,
+    "smolvlm": SplitFamily,
+    "gemma3": FixedSizeFamily,
+    "qwen2_audio": WhisperFamily,
 }
 SIDES = st.one_of(st.integers(1, 60), st.integers(1, 700))
 
@@ -50,7 +56,7 @@ def test_every_size_becomes_the_tokens_that_the_processor_writes(opened):
 
     def check(facts):
         try:
-            expected = written_for(made, family.kind, facts)
+            expected = render_medium(made, family.kind, facts)
         except UnusableRecordError:
             with pytest.raises(UnusableRecordError):
                 family.expand(facts)
@@ -59,9 +65,9 @@ def test_every_size_becomes_the_tokens_that_the_processor_writes(opened):
             found = family.expand(facts)
         except UnusableRecordError:
             # Of what is refused the processor makes nothing, or drops a part.
-            assert isinstance(family, Hearing)
+            assert isinstance(family, WhisperFamily)
             return
-        assert full_text(family, found) == expected
+        assert make_full_text(family, found) == expected
 
     if family.kind == "audio":
         sounds = st.builds(AudioFacts, st.integers(1, 500_000), st.just(16_000))
@@ -73,7 +79,7 @@ def test_every_size_becomes_the_tokens_that_the_processor_writes(opened):
 def test_a_grid_is_the_image_processors():
     made = qwen2_vl()
     size = made.image_processor.size
-    family = PatchGrid(
+    family = PatchGridFamily(
         "<|image_pad|>", "<|image_pad|>", 14, 2, size["shortest_edge"], size["longest_edge"]
     )
     for width, height in ((336, 224), (20, 300), (1000, 1000), (28, 28)):
@@ -83,7 +89,7 @@ def test_a_grid_is_the_image_processors():
 
 
 def test_a_sound_that_would_be_cut_is_refused():
-    family = Hearing("<|AUDIO|>", "<|AUDIO|>", 16_000, 160, 480_000)
+    family = WhisperFamily("<|AUDIO|>", "<|AUDIO|>", 16_000, 160, 480_000)
     assert family.expand(AudioFacts(480_000, 16_000)).runs == (750,)
     with pytest.raises(
         UnusableRecordError,
@@ -100,26 +106,30 @@ def test_a_processor_of_unknown_arithmetic_is_run_once_for_each_size(tmp_path):
     made = aya_vision()
     processor = open_processor(save(made, tmp_path))
     family = processor.families["image"]
-    assert isinstance(family, Asked)
+    assert isinstance(family, ProbedProcessor)
     for width, height in ((100, 60), (14, 14), (400, 30)):
-        written = written_for(made, "image", ImageFacts(width, height))
+        written = render_medium(made, "image", ImageFacts(width, height))
         assert written.count("<|IMG_PATCH|>") > 0
-        assert full_text(family, family.expand(ImageFacts(width, height))) == written
+        assert make_full_text(family, family.expand(ImageFacts(width, height))) == written
     assert len(family.expand(ImageFacts(400, 30)).runs) > 1
 
 
 def test_what_contradicts_the_installed_processor_is_not_trusted():
     made = llava()
-    wrong = OneSize("<image>", "<image>", 5)
-    assert "is written with 4 tokens, not 5" in disagreement(wrong, made, made.image_processor)
-    grid = PatchGrid("<|image_pad|>", "<|image_pad|>", 14, 2, 28 * 28, 28 * 28 * 9)
-    assert "becomes a grid of" in disagreement(grid, None, qwen2_vl().image_processor)
+    wrong = FixedSizeFamily("<image>", "<image>", 5)
+    assert "is written with 4 tokens, not 5" in find_processor_disagreement(
+        wrong, made, made.image_processor
+    )
+    grid = PatchGridFamily("<|image_pad|>", "<|image_pad|>", 14, 2, 28 * 28, 28 * 28 * 9)
+    assert "becomes a grid of" in find_processor_disagreement(
+        grid, None, qwen2_vl().image_processor
+    )
 
 
 def test_a_text_is_collapsed_to_its_runs():
-    assert collapsed("a<i><i><i>b<i>", "<i>") == ("a<i>b<i>", (3, 1), (0, 0, 0))
-    family = OneSize("<i>", "<i>", 3)
-    assert full_text(family, collapsed("a<i><i><i>b<i>", "<i>")) == "a<i><i><i>b<i>"
+    assert collapse_expansion("a<i><i><i>b<i>", "<i>") == ("a<i>b<i>", (3, 1), (0, 0, 0))
+    family = FixedSizeFamily("<i>", "<i>", 3)
+    assert make_full_text(family, collapse_expansion("a<i><i><i>b<i>", "<i>")) == "a<i><i><i>b<i>"
 
 
 def test_files_of_a_processor_come_back(tmp_path):

@@ -13,7 +13,7 @@ import batchloom
 from batchloom import StoreError
 from batchloom.batches import MediaOptions, PlanOptions
 from batchloom.core.errors import DownloadError
-from batchloom.preparation.remote_output import _OF_STORE
+from batchloom.preparation.remote_output import _STORE_FILE
 from batchloom.remote import (
     range_requests as ranges,
     s3_upload as far_s3,
@@ -22,10 +22,10 @@ from batchloom.remote import (
 from batchloom.store import (
     MediaRows,
     StoreMedia,
-    manifest_bytes,
+    encode_manifest,
     map_media,
-    read_gone,
     read_manifest,
+    read_missing_media,
     write_file,
 )
 from media.made import encoded, picture, talk
@@ -85,8 +85,8 @@ def relay(s3, made):
 @pytest.fixture
 def impatient(monkeypatch):
     retry_at_once(monkeypatch)
-    monkeypatch.setattr(far_asking, "waiting", lambda tries, name: 0)
-    monkeypatch.setattr(far_s3, "waiting", lambda tries, name: 0)
+    monkeypatch.setattr(far_asking, "compute_jittered_backoff", lambda tries, name: 0)
+    monkeypatch.setattr(far_s3, "compute_jittered_backoff", lambda tries, name: 0)
 
 
 def held_bytes(store):
@@ -174,7 +174,7 @@ def test_media_that_lie_nowhere_are_told(made, tmp_path, name, value):
     subset = manifest.subsets["train"]
     first = replace(subset.shards[0], media=write_file(path, MediaRows(rows, places).to_bytes()))
     changed = replace(subset, shards=(first, *subset.shards[1:]))
-    hostile = manifest_bytes(replace(manifest, subsets={"train": changed}, checksum=""))
+    hostile = encode_manifest(replace(manifest, subsets={"train": changed}, checksum=""))
     (tmp_path / "store" / "dataset_metadata.json").write_bytes(hostile)
     url = to_memory(tmp_path / "store", tmp_path.name)
     far = batchloom.open_store(url, cache=tmp_path / "cache")
@@ -255,7 +255,7 @@ def test_what_says_which_media_there_are_is_checked(s3, made, relay, tmp_path, i
 
 
 def test_a_server_that_is_gone_is_no_lost_medium(made, relay, tmp_path, impatient, monkeypatch):
-    monkeypatch.setattr(ranges, "_TRIES", 2)
+    monkeypatch.setattr(ranges, "_MAX_ATTEMPTS", 2)
     store = batchloom.open_store(URL, cache=tmp_path)
     relay.faults = [Fault("answer", "GET", ".blobs", times=10_000)]
     with pytest.raises(DownloadError):
@@ -298,7 +298,7 @@ def test_check_reads_media_there_and_lists_the_lost(s3, made, relay, tmp_path, i
     listed = tmp_path / "gone.json"
     verdict = batchloom.check(URL, gone=listed)
     assert any("shard_00000.blobs: checksum differs" in fault for fault in verdict.faults)
-    gone = read_gone(listed)
+    gone = read_missing_media(listed)
     assert gone.store == URL
     # Neighbours share a block of 4 KiB with it at most.
     assert 1 in gone.subsets["train"].documents
@@ -329,7 +329,7 @@ def test_a_store_is_made_there_as_here(s3, made, relay, tmp_path, impatient, mon
     done = prepared(made[1], "s3://bucket/there", made[2], tokens_per_shard=400)
     assert done.counts == local.counts
     assert_same(s3, "there", tmp_path / "here")
-    assert {key for key in keys(s3, "there/") if not _OF_STORE.fullmatch(key[6:])} == set()
+    assert {key for key in keys(s3, "there/") if not _STORE_FILE.fullmatch(key[6:])} == set()
     store = batchloom.open_store("s3://bucket/there", cache=tmp_path / "cache")
     assert same_batches(batchloom.Loader(made[0], **SIZES), batchloom.Loader(store, **SIZES))
     again = prepared(made[1], "s3://bucket/there", made[2], tokens_per_shard=400)
@@ -366,7 +366,7 @@ def test_a_store_whose_manifest_tells_no_sizes_is_refused_elsewhere(made, tmp_pa
     bare = {"media_bytes": None, "blobs_bytes": None, "blobsums": None}
     shards = tuple(replace(shard, **bare) for shard in subset.shards)
     older = replace(manifest, subsets={"train": replace(subset, shards=shards)}, checksum="")
-    (tmp_path / "store" / "dataset_metadata.json").write_bytes(manifest_bytes(older))
+    (tmp_path / "store" / "dataset_metadata.json").write_bytes(encode_manifest(older))
     assert list(batchloom.Loader(batchloom.open_store(tmp_path / "store"), **SIZES))
     url = to_memory(tmp_path / "store", tmp_path.name)
     store = batchloom.open_store(url, cache=tmp_path / "cache")

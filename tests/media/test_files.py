@@ -11,20 +11,20 @@ from batchloom import SettingsError
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import AudioFacts, ImageFacts, Medium
 from batchloom.media import (
-    Held,
-    Looker,
+    BytesContent,
+    FileContent,
+    FrameSampling,
+    MediaInspector,
     MediaLimits,
-    OpenFile,
-    Places,
-    Sampling,
+    MediaResolver,
+    decode_audio,
     decode_image,
-    decode_sound,
-    edge_hash,
-    edges,
-    look_at_image,
-    look_at_sound,
+    hash_edges,
+    inspect_audio,
+    inspect_image,
+    read_edges,
 )
-from batchloom.media.mp3 import has_length, is_mp3, mp3_samples
+from batchloom.media.mp3 import count_mp3_samples, has_mp3_length, is_mp3
 from media.made import encoded, noise, picture, sound
 from media.web import hanging, serving
 
@@ -35,8 +35,8 @@ FORMS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
 @pytest.mark.parametrize("form", FORMS)
 def test_the_size_of_an_image_is_what_decoding_gives(form):
     data = encoded(picture(), form)
-    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20)
-    assert decode_image(Held(data)).size == (30, 20)
+    assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
+    assert decode_image(BytesContent(data)).size == (30, 20)
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
@@ -45,7 +45,7 @@ def test_images_are_turned_upright(form, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(picture(), form, exif=exif)
-    facts, image = look_at_image(Held(data), LIMITS), decode_image(Held(data))
+    facts, image = inspect_image(BytesContent(data), LIMITS), decode_image(BytesContent(data))
     assert (facts.width, facts.height) == image.size == ((30, 20), (20, 30))[orientation > 4]
 
 
@@ -74,7 +74,10 @@ def turned(form):
 
 @pytest.mark.parametrize("form", ["PNG with XMP", "PNG with a raw profile", "TIFF"])
 def test_images_are_turned_as_other_texts_of_theirs_say(form):
-    facts, image = look_at_image(Held(turned(form)), LIMITS), decode_image(Held(turned(form)))
+    facts, image = (
+        inspect_image(BytesContent(turned(form)), LIMITS),
+        decode_image(BytesContent(turned(form))),
+    )
     assert (facts.width, facts.height) == image.size == (20, 30)
 
 
@@ -93,11 +96,11 @@ def test_headers_are_all_that_is_read_of_large_files(tmp_path):
     big = np.random.default_rng(0).integers(0, 255, (1200, 1600, 3), dtype=np.uint8)
     data = encoded(Image.fromarray(big), "PNG")
     assert len(data) > 5_000_000
-    look_at_image(Counted(data), LIMITS)
+    inspect_image(Counted(data), LIMITS)
     assert sum(asked) < 400_000
     asked.clear()
     data = sound(16_000 * 200)
-    look_at_sound(Counted(data), LIMITS)
+    inspect_audio(Counted(data), LIMITS)
     assert sum(asked) < 800_000
 
 
@@ -109,21 +112,21 @@ def test_sounds_of_no_numbers_are_refused():
         data[77] = value
         buffer = io.BytesIO()
         soundfile.write(buffer, data, 16_000, format="WAV", subtype="FLOAT")
-        whole = Held(buffer.getvalue())
+        whole = BytesContent(buffer.getvalue())
         with pytest.raises(UnusableRecordError, match="samples that are no numbers"):
-            decode_sound(whole, look_at_sound(whole, LIMITS), 16_000)
+            decode_audio(whole, inspect_audio(whole, LIMITS), 16_000)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_image_that_is_cut_anywhere_is_refused(form):
     data = encoded(picture(64, 48), form)
-    whole = np.asarray(decode_image(Held(data)))
+    whole = np.asarray(decode_image(BytesContent(data)))
     refused = 0
     for size in [*range(0, len(data) - 1, max(1, len(data) // 40)), len(data) - 1]:
-        cut = Held(data[:size])
+        cut = BytesContent(data[:size])
         try:
-            look_at_image(cut, LIMITS)
+            inspect_image(cut, LIMITS)
         except UnusableRecordError:
             refused += 1
             continue
@@ -135,42 +138,42 @@ def test_an_image_that_is_cut_anywhere_is_refused(form):
 
 def test_what_stands_behind_an_image_does_no_harm():
     data = encoded(picture(), "JPEG") + b"\x00" * 40 + b"a trailer of some camera"
-    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20)
+    assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
 
 
 def test_a_large_header_is_read_to_its_end():
     data = encoded(picture(), "JPEG", icc_profile=b"x" * 200_000)
-    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20)
+    assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "YCbCr"])
 def test_images_of_any_colours_become_rgb(mode):
     form = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
     data = encoded(picture().convert(mode), form)
-    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20)
-    found = decode_image(Held(data))
+    assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
+    found = decode_image(BytesContent(data))
     assert (found.mode, found.size) == ("RGB", (30, 20))
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])
 def test_images_of_16_bits_keep_their_shades(form):
     shades = np.linspace(0, 65_535, 600).astype(np.uint16).reshape(20, 30)
-    found = np.asarray(decode_image(Held(encoded(Image.fromarray(shades), form))))
+    found = np.asarray(decode_image(BytesContent(encoded(Image.fromarray(shades), form))))
     assert np.array_equal(found[..., 0], shades >> 8)
 
 
 def test_pixels_whose_white_nobody_knows_are_refused():
     data = encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
     with pytest.raises(UnusableRecordError, match="whose white nobody knows"):
-        decode_image(Held(data))
+        decode_image(BytesContent(data))
 
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
 def test_of_an_animated_image_the_first_picture_is_read(form):
     second = Image.new("RGB", (30, 20), "red")
     data = encoded(picture(), form, save_all=True, append_images=[second], lossless=True)
-    assert look_at_image(Held(data), LIMITS) == ImageFacts(30, 20, animated=True)
-    assert np.asarray(decode_image(Held(data))).std() > 10
+    assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20, animated=True)
+    assert np.asarray(decode_image(BytesContent(data))).std() > 10
 
 
 def bomb():
@@ -203,7 +206,7 @@ def bomb():
 )
 def test_what_is_no_image_is_told_for_what_it_is(data, said):
     with pytest.raises(UnusableRecordError, match=said):
-        look_at_image(Held(data), LIMITS)
+        inspect_image(BytesContent(data), LIMITS)
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 44_100, 48_000])
@@ -221,9 +224,9 @@ def test_what_is_no_image_is_told_for_what_it_is(data, said):
 def test_the_length_of_a_sound_is_what_decoding_gives(form, subtype, rate):
     for samples, channels in ((1, 1), (777, 2), (20_001, 1)):
         data = sound(samples, rate, channels, form, subtype)
-        facts = look_at_sound(Held(data), LIMITS)
+        facts = inspect_audio(BytesContent(data), LIMITS)
         assert facts == AudioFacts(samples, rate, channels)
-        heard = decode_sound(Held(data), facts, 16_000)
+        heard = decode_audio(BytesContent(data), facts, 16_000)
         assert (heard.dtype, len(heard)) == (np.float32, -(-samples * 16_000 // rate))
 
 
@@ -232,8 +235,10 @@ def test_sounds_are_heard_as_librosa_hears_them():
     import soxr
 
     data = noise(30_000, 2)
-    heard = decode_sound(
-        Held(sound(30_000, 44_100, 2, "WAV", "FLOAT")), AudioFacts(30_000, 44_100, 2), 16_000
+    heard = decode_audio(
+        BytesContent(sound(30_000, 44_100, 2, "WAV", "FLOAT")),
+        AudioFacts(30_000, 44_100, 2),
+        16_000,
     )
     expected = soxr.resample(data.mean(axis=1), 44_100, 16_000, quality="HQ")
     size = min(len(heard), len(expected))
@@ -246,19 +251,21 @@ def test_a_sound_that_is_cut_is_refused(form):
     data = sound(30_000, form=form)
     for size in (0, 10, 100, len(data) // 3, len(data) - 2_000, len(data) - 1):
         with pytest.raises(UnusableRecordError):
-            decode_sound(Held(data[:size]), look_at_sound(Held(data[:size]), LIMITS), 16_000)
+            decode_audio(
+                BytesContent(data[:size]), inspect_audio(BytesContent(data[:size]), LIMITS), 16_000
+            )
 
 
 @pytest.mark.parametrize(("form", "subtype"), [("OGG", "VORBIS"), ("MP3", None)])
 def test_where_pages_end_a_cut_sound_is_a_shorter_one(form, subtype):
     data = sound(30_000, form=form, subtype=subtype)
     for size in range(10, len(data), len(data) // 30):
-        cut = Held(data[:size])
+        cut = BytesContent(data[:size])
         try:
-            facts = look_at_sound(cut, LIMITS)
+            facts = inspect_audio(cut, LIMITS)
         except UnusableRecordError:
             continue
-        assert len(decode_sound(cut, facts, 16_000)) == facts.samples <= 30_000
+        assert len(decode_audio(cut, facts, 16_000)) == facts.samples <= 30_000
 
 
 def test_an_mp3_that_does_not_say_how_long_it_is(capfd):
@@ -271,20 +278,20 @@ def test_an_mp3_that_does_not_say_how_long_it_is(capfd):
         buffer, "w", samplerate=48_000, channels=1, compression_level=0.5, **settings
     ) as file:
         file.write(data)
-    whole = Held(buffer.getvalue())
+    whole = BytesContent(buffer.getvalue())
     assert is_mp3(whole)
-    assert has_length(whole)
-    assert look_at_sound(whole, LIMITS).samples == len(data)
+    assert has_mp3_length(whole)
+    assert inspect_audio(whole, LIMITS).samples == len(data)
     first = next(
         at
         for at in range(4, 4_000)
-        if is_mp3(Held(whole.read(at, whole.size)))
-        and mp3_samples(Held(whole.read(at, whole.size))) > 200_000
+        if is_mp3(BytesContent(whole.read(at, whole.size)))
+        and count_mp3_samples(BytesContent(whole.read(at, whole.size))) > 200_000
     )
-    bare = Held(whole.read(first, whole.size))
-    assert not has_length(bare)
+    bare = BytesContent(whole.read(first, whole.size))
+    assert not has_mp3_length(bare)
     with pytest.raises(UnusableRecordError, match="MP3 of a varying rate without its length"):
-        look_at_sound(bare, LIMITS)
+        inspect_audio(bare, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -299,29 +306,31 @@ def test_an_mp3_that_does_not_say_how_long_it_is(capfd):
 )
 def test_what_is_no_sound_is_told(data, said):
     with pytest.raises(UnusableRecordError, match=said):
-        look_at_sound(Held(data), MediaLimits(audio_seconds=5))
+        inspect_audio(BytesContent(data), MediaLimits(audio_seconds=5))
 
 
 def test_edges_tell_media_apart(tmp_path):
     data = bytes(range(256)) * 1024
     (tmp_path / "a").write_bytes(data)
-    with OpenFile(tmp_path / "a") as file:
-        assert edges(file) == (data[:65_536], data[-65_536:])
-        found = edge_hash(file.size, *edges(file))
-    assert found == edge_hash(len(data), *edges(Held(data)))
+    with FileContent(tmp_path / "a") as file:
+        assert read_edges(file) == (data[:65_536], data[-65_536:])
+        found = hash_edges(file.size, *read_edges(file))
+    assert found == hash_edges(len(data), *read_edges(BytesContent(data)))
     assert found.hex() == "84ea68b89f3236554372c8c2f17b43e7"
     for other in (data[:-1], data + b"x", b"x" + data[1:], data[:-1] + b"x"):
-        assert edge_hash(len(other), *edges(Held(other))) != found
+        assert hash_edges(len(other), *read_edges(BytesContent(other))) != found
     short = b"abc"
-    assert edge_hash(3, *edges(Held(short))) != edge_hash(3, *edges(Held(b"abd")))
+    assert hash_edges(3, *read_edges(BytesContent(short))) != hash_edges(
+        3, *read_edges(BytesContent(b"abd"))
+    )
 
 
 def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "a.png").write_bytes(encoded(picture(), "PNG"))
     (tmp_path / "out.png").write_bytes(encoded(picture(), "PNG"))
-    places = Places(str(tmp_path / "in"))
-    look = Looker(places, ["image"], Sampling(), held=False)
+    places = MediaResolver(str(tmp_path / "in"))
+    look = MediaInspector(places, ["image"], FrameSampling(), held=False)
     ((found,),) = look([Medium("image", "deep/../a.png")])
     assert found.seen.facts == ImageFacts(30, 20)
     assert look([Medium("image", str(tmp_path / "in" / "a.png"))])[0][0].seen == found.seen
@@ -340,7 +349,7 @@ def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
 
 
 def test_below_a_url_paths_stay_there():
-    places = Places("https://host/data")
+    places = MediaResolver("https://host/data")
     assert places.of("a/b.png") == "https://host/data/a/b.png"
     assert places.of("https://other/c.png") == "https://other/c.png"
     for place in ("../b.png", "/b.png"):
@@ -351,8 +360,11 @@ def test_below_a_url_paths_stay_there():
 def test_media_of_the_web_come_whole_or_are_refused():
     data = encoded(picture(), "PNG")
     with serving({"/a.png": data, "/page.png": b"<html>log in</html>"}) as address:
-        look = Looker(
-            Places(".", MediaLimits(file_bytes=100_000)), ["image"], Sampling(), held=False
+        look = MediaInspector(
+            MediaResolver(".", MediaLimits(file_bytes=100_000)),
+            ["image"],
+            FrameSampling(),
+            held=False,
         )
         ((found,),) = look([Medium("image", f"{address}/a.png")])
         assert found.seen.facts == ImageFacts(30, 20)
@@ -361,15 +373,20 @@ def test_media_of_the_web_come_whole_or_are_refused():
             look([Medium("image", f"{address}/none.png")])
         with pytest.raises(UnusableRecordError, match="is a page of HTML"):
             look([Medium("image", f"{address}/page.png")])
-        small = Looker(Places(".", MediaLimits(file_bytes=100)), ["image"], Sampling(), held=False)
+        small = MediaInspector(
+            MediaResolver(".", MediaLimits(file_bytes=100)), ["image"], FrameSampling(), held=False
+        )
         with pytest.raises(UnusableRecordError, match="where 100 are allowed"):
             small([Medium("image", f"{address}/a.png")])
 
 
 def test_a_url_that_hangs_is_given_up():
     with hanging() as address:
-        look = Looker(
-            Places(".", MediaLimits(fetch_seconds=0.5)), ["image"], Sampling(), held=False
+        look = MediaInspector(
+            MediaResolver(".", MediaLimits(fetch_seconds=0.5)),
+            ["image"],
+            FrameSampling(),
+            held=False,
         )
         with pytest.raises(UnusableRecordError, match=r"did not come within 0.5 s"):
             look([Medium("image", f"{address}/a.png")])

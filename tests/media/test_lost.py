@@ -10,13 +10,13 @@ import torch
 
 import batchloom
 from batchloom import InputError, PlanError, SettingsError, StateError
-from batchloom.adapters.agreement import _said, disagreement
+from batchloom.adapters.agreement import _describe_rank, find_disagreement
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import Chosen, MediaOptions, Meter, PlanOptions
-from batchloom.batches.media.missing_media_edits import gone_of
-from batchloom.cli import run
+from batchloom.batches import DocumentRows, MediaOptions, Meter, PlanOptions
+from batchloom.batches.media.missing_media_edits import find_missing_documents
+from batchloom.cli import run_command_line
 from batchloom.core.errors import MediumError
-from batchloom.store import read_gone, remove_documents
+from batchloom.store import read_missing_media, remove_documents
 from batchloom.testing import write_store
 from media.made import encoded, picture, talk, write_images
 from media.processors import MADE, save
@@ -100,7 +100,7 @@ def test_check_reads_all_media_and_names_those_that_are_gone(lost):
     assert f"Document {max(gone[-2:])}, too: Document" in text
     assert verdict.facts["media"] == "17 in 10 documents, 4 of which hold some that cannot be read"
     assert "gives padding for 4 documents of it" in verdict.used
-    found = read_gone(listed)
+    found = read_missing_media(listed)
     assert found.store == str(store.path)
     assert list(found.subsets["train"].documents) == gone
     assert found.subsets["train"].fingerprint == store.fingerprint
@@ -110,7 +110,7 @@ def test_a_sound_store_has_an_empty_list(made, tmp_path):
     verdict = batchloom.check(made[0].path, gone=tmp_path / "gone.json")
     assert verdict.sound
     assert verdict.facts["media"].startswith("17 in 10 documents, 0 of which")
-    assert read_gone(tmp_path / "gone.json").subsets["train"].documents == ()
+    assert read_missing_media(tmp_path / "gone.json").subsets["train"].documents == ()
     plain = batchloom.Loader(made[0], **SIZES)
     loader = batchloom.Loader(
         made[0], **SIZES, media=MediaOptions(replace=str(tmp_path / "gone.json"))
@@ -145,7 +145,7 @@ def test_documents_that_are_listed_are_padding_and_all_else_stays(lost, made, ca
         served += int((after["labels"] != -100).sum())
     assert padded == 4
     assert served == sum(loader.trained_tokens(step) for step in range(len(loader)))
-    assert meter.figures()["data/banned"] == 4
+    assert meter.metrics()["data/banned"] == 4
     assert "4 of 11 documents of" in caplog.text
     told = [
         s for step in range(len(loader)) for q in batchloom.explain(loader, step) for s in q.spans
@@ -169,9 +169,9 @@ def test_ranks_serve_the_same_and_count_alike(lost):
         assert np.array_equal(
             np.concatenate([part["input_ids"] for part in parts]), alone[step]["input_ids"]
         )
-    assert disagreement([_said(loader) for loader in ranks]) is None
+    assert find_disagreement([_describe_rank(loader) for loader in ranks]) is None
     other = batchloom.Loader(store, **SIZES, rank=1, world_size=2)
-    assert "edits is" in disagreement([_said(ranks[0]), _said(other)])
+    assert "edits is" in find_disagreement([_describe_rank(ranks[0]), _describe_rank(other)])
 
 
 def test_a_run_goes_on_with_a_list_and_its_state_keeps_it(lost, made):
@@ -210,7 +210,7 @@ def test_a_run_goes_on_with_a_list_and_its_state_keeps_it(lost, made):
     grown.load_state_dict(later)
     assert [(e["step"], e["ban"]["data"]) for e in grown.plan.journal] == [(1, gone), (2, [extra])]
     # A plan that was edited otherwise goes on with its own state alone.
-    fresh.edit(batchloom.Edit(step=fresh.first_to_edit, ban={"data": [extra]}))
+    fresh.edit(batchloom.Edit(step=fresh.first_editable_step, ban={"data": [extra]}))
     with pytest.raises(StateError, match="journal"):
         fresh.load_state_dict(later)
 
@@ -247,7 +247,7 @@ def test_of_a_mixture_each_store_has_its_own(lost, made, tmp_path):
     store, listed, gone, _ = lost
     text = write_store(tmp_path / "text", [[1, 2, 3]] * 9, tokenizer=str(store.path))
     stores = {"a": store, "b": text}
-    assert gone_of(stores, [str(listed)]) == {"a": tuple(gone)}
+    assert find_missing_documents(stores, [str(listed)]) == {"a": tuple(gone)}
     mixture = batchloom.Mixture({"a": 1, "b": 1}, stores=stores)
     media = MediaOptions(replace=[str(listed)])
     loader = batchloom.Loader(mixture, **SIZES, overlong="drop", steps=8, media=media)
@@ -264,7 +264,10 @@ def test_removed_documents_are_not_looked_at(lost, tmp_path):
     assert batchloom.check(store.path).sound
     older = batchloom.check(store.path, generation=1, gone=tmp_path / "older.json")
     assert "4 of which" in older.facts["media"]
-    assert read_gone(tmp_path / "older.json").subsets["train"].fingerprint == store.fingerprint
+    assert (
+        read_missing_media(tmp_path / "older.json").subsets["train"].fingerprint
+        == store.fingerprint
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,10 +311,10 @@ def test_a_list_is_of_documents_that_are_there_and_of_plans(lost, made):
 def test_the_command_lists_what_is_gone(lost, tmp_path, capsys):
     store, listed, _, _ = lost
     said = tmp_path / "said.json"
-    assert run(["check", str(store.path), "--gone", str(said), "--json"]) == 1
+    assert run_command_line(["check", str(store.path), "--gone", str(said), "--json"]) == 1
     assert "4 of which" in json.loads(capsys.readouterr().out)["facts"]["media"]
     assert said.read_bytes() == listed.read_bytes()
-    assert run(["check", str(store.path), "--no-media"]) == 0
+    assert run_command_line(["check", str(store.path), "--no-media"]) == 0
     assert "media:" not in capsys.readouterr().out
 
 
@@ -332,7 +335,7 @@ def test_what_cannot_be_listed_is_told(made, tmp_path):
 
 def test_a_model_is_not_tried_on_documents_whose_media_are_gone(lost):
     store, listed, gone, _ = lost
-    chosen = Chosen(batchloom.Loader(store, **SIZES, media=MediaOptions(replace=str(listed))))
+    chosen = DocumentRows(batchloom.Loader(store, **SIZES, media=MediaOptions(replace=str(listed))))
     numbers = [*chosen.with_media(SIZES["seq_len"]), *chosen.few(SIZES["seq_len"])]
     assert not set(numbers) & set(gone)
     assert chosen.batch([[number] for number in numbers])

@@ -7,9 +7,9 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Mixture, PlanError
-from batchloom.analysis.plan_questions import dealt, in_batches
+from batchloom.analysis.plan_questions import assign_step_ranks, sort_by_rank
 from batchloom.batches import BatchOptions
-from batchloom.plan import SourceSpec, imbalance, stretches
+from batchloom.plan import SourceSpec, compute_imbalance, deal_contiguous
 from media.made import encoded, picture, talk
 from media.processors import MADE, save
 
@@ -129,8 +129,8 @@ def test_attention_alone_would_leave_towers_waiting(stores):
     for step in range(6):
         costs = loader.costs.of(plan, plan.rows(*plan.positions_of(step)))
         assert costs.shape == (2, 16)
-        uneven.append(imbalance(costs[1], stretches(16, 4), 4))
-        even.append(imbalance(costs[1], dealt(loader, step, 4), 4))
+        uneven.append(compute_imbalance(costs[1], deal_contiguous(16, 4), 4))
+        even.append(compute_imbalance(costs[1], assign_step_ranks(loader, step, 4), 4))
     assert np.mean(even) < np.mean(uneven)
 
 
@@ -143,9 +143,9 @@ def test_a_store_without_media_is_dealt_as_ever(stores):
 def test_questions_know_the_ranks(stores):
     mixture = mixture_of(stores)
     loaders = ranks_of(mixture, 4)
-    of = dealt(loaders[0], 2, 4)
+    of = assign_step_ranks(loaders[0], 2, 4)
     whole = batchloom.Loader(mixture, **SIZES, steps=6)[2]["input_ids"]
-    order = in_batches(loaders[0], 2, of)
+    order = sort_by_rank(loaders[0], 2, of)
     for rank, loader in enumerate(loaders):
         assert np.array_equal(loader[2]["input_ids"], whole[order[of[order] == rank]])
     told = batchloom.explain(loaders[0], 2, rank=1, world_size=4)

@@ -4,8 +4,8 @@ import pytest
 
 import batchloom
 from batchloom import InputError, PlanError
-from batchloom.batches import dense_mask, forms, image_masks, text_alone
-from batchloom.cli import run
+from batchloom.batches import add_dense_mask, add_image_masks, check_text_only, forms
+from batchloom.cli import run_command_line
 from batchloom.compat import GPTDataLoader, PretrainingDataset
 from batchloom.store import export_store
 from media.made import write_images
@@ -43,23 +43,23 @@ def test_readers_of_tokens_refuse_it(store, tmp_path):
 
 def test_forms_of_tokens_refuse_it(store):
     batch = batchloom.Loader(store, seq_len=600, global_batch_size=2)[0]
-    for form in (forms.padded, forms.flattened, forms.megatron):
+    for form in (forms.to_padded, forms.to_varlen, forms.to_megatron):
         with pytest.raises(PlanError, match="holds images or audio"):
             form(batch)
     with pytest.raises(PlanError, match="the batch has no token_type_ids"):
-        image_masks(batch, 4)
-    assert dense_mask(batch)["attention_mask"].shape == (2, 1, 600, 600)
+        add_image_masks(batch, 4)
+    assert add_dense_mask(batch)["attention_mask"].shape == (2, 1, 600, 600)
 
 
 def test_trainers_that_hand_on_tokens_refuse_it(store, tmp_path, capsys):
     loader = batchloom.Loader(store, seq_len=600, global_batch_size=2)
     assert loader.holds_media
     with pytest.raises(InputError, match=f"{SAID}, which a trainer does not hand on yet"):
-        text_alone(loader, "a trainer")
+        check_text_only(loader, "a trainer")
     commands = (
         ["train", "--data", str(store.path), "--out", str(tmp_path / "run"), "--seq-len", "600"],
         ["compare", str(store.path), "--steps", "1"],
     )
     for command in commands:
-        assert run(command) == 1, command
+        assert run_command_line(command) == 1, command
         assert SAID in capsys.readouterr().err

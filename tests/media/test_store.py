@@ -10,12 +10,12 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError, StoreError
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError, StoreConflictError
 from batchloom.media import open_processor
 from batchloom.store import (
-    NOT_HELD,
-    ROW,
+    MEDIA_ROW_DTYPE,
+    NOT_STORED,
     MediaRows,
     ShardMedia,
     StoreMedia,
@@ -484,7 +484,7 @@ def test_the_commands_take_no_more_than_processor_tokenizer_and_out(
             ["doctor", str(out)],
             given,
         ):
-            code, printed = run(command), capsys.readouterr()
+            code, printed = run_command_line(command), capsys.readouterr()
             assert code == 0, (command, printed)
             if command[0] == "inspect":
                 store = batchloom.open_store(out)
@@ -518,9 +518,9 @@ def test_wrong_settings_of_media_are_told_at_once(tmp_path):
 
 
 def test_golden_bytes_of_a_media_file(tmp_path):
-    rows = np.zeros(2, ROW)
+    rows = np.zeros(2, MEDIA_ROW_DTYPE)
     rows["digest"] = [(1, 2), (3, 4)]
-    rows["size"], rows["blob"] = (10, 20), (0, NOT_HELD)
+    rows["size"], rows["blob"] = (10, 20), (0, NOT_STORED)
     rows["place"], rows["place_size"] = (0, 1), (1, 2)
     rows["facts"], rows["grid"] = [(30, 20, 0), (40, 30, 1)], [(1, 4, 6), (0, 0, 0)]
     rows["document"], rows["start"], rows["tokens"] = (0, 3), (5, 0), (6, 4)
@@ -537,7 +537,7 @@ def test_golden_bytes_of_a_media_file(tmp_path):
     assert taken.place(0) == "bc"
     packed, stretches = ShardMedia(found, file).packed()
     assert stretches == [(0, 10)]
-    assert packed.rows["blob"].tolist() == [0, NOT_HELD]
+    assert packed.rows["blob"].tolist() == [0, NOT_STORED]
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_golden_bytes_of_a_media_file(tmp_path):
 )
 def test_hostile_files_of_media_are_refused(tmp_path, change, said):
     golden = (Path(__file__).parent / "golden.media").read_bytes()
-    rows = np.frombuffer(golden, ROW, 2, 32).copy()
+    rows = np.frombuffer(golden, MEDIA_ROW_DTYPE, 2, 32).copy()
     change(rows)
     file = tmp_path / "shard_00000.media"
     file.write_bytes(golden[:32] + rows.tobytes() + golden[-3:])

@@ -18,9 +18,9 @@ from batchloom import (
     TokenizerError,
     open_store,
 )
-from batchloom.batches import BatchOptions, Chosen, MediaOptions, text_alone
+from batchloom.batches import BatchOptions, DocumentRows, MediaOptions, check_text_only
 from batchloom.core.errors import MediumError, TooManyBadRecordsError
-from batchloom.plan import Mesh, lane_pool_default
+from batchloom.plan import Mesh, choose_lane_pool_size
 from batchloom.preparation import DedupRecipe, MediaRecipe, ReadRecipe
 from batchloom.streaming import merge_states
 from batchloom.streaming.stream_media import PoolMedia
@@ -328,13 +328,13 @@ def test_the_door_takes_settings_of_media(tmp_path, sight):
         "workers": 0,
     }
     stream = batchloom.stream(talks(tmp_path / "in"), **given)
-    assert stream.spec.pool_size == lane_pool_default(media=True) == 1024
+    assert stream.spec.pool_size == choose_lane_pool_size(media=True) == 1024
     assert stream.spec.overlong == "drop"
     loader = Loader(stream, rank=0, world_size=1)
     assert loader.holds_media
     assert any("pixel_values" in batch for batch in loader)
     with pytest.raises(InputError, match="holds images or audio, which a trainer does not hand on"):
-        text_alone(loader, "a trainer")
+        check_text_only(loader, "a trainer")
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_texts_with_a_processor_are_cut_as_their_store_cuts_them(tmp_path, sight
 def test_a_model_is_chosen_documents_of_a_first_step(tmp_path, sight):
     stream = small_stream(held(tmp_path / "in"), recipe=recipe_of(sight), **ORDER)
     loader = Loader(stream, rank=0, world_size=1)
-    chosen = Chosen(loader)
+    chosen = DocumentRows(loader)
     (number,) = chosen.with_media(900)
     batch = chosen.batch([[number], [number]])
     assert len(batch["image_grid_thw"]) == 2
@@ -434,11 +434,11 @@ def test_a_model_is_chosen_documents_of_a_first_step(tmp_path, sight):
         tmp_path / "texts.jsonl",
         [{"messages": talk(f"Who is {n}?", "A cat."), "images": []} for n in range(99)],
     )
-    blind = Chosen(
+    blind = DocumentRows(
         Loader(small_stream(texts, recipe=recipe_of(sight), **ORDER), rank=0, world_size=1)
     )
     assert blind.with_media(900) == []
-    assert "pixel_values" in blind.misfit(TextAlone(), 900)
+    assert "pixel_values" in blind.describe_media_mismatch(TextAlone(), 900)
 
 
 class TextAlone:

@@ -14,8 +14,8 @@ from PIL import Image
 import batchloom
 from batchloom import InputError
 from batchloom.core.errors import InputMissingError, MediumError, StoreConflictError
-from batchloom.media import OpenFile
-from batchloom.sources import Limits, Part, PartReader, ReadRules, list_sources
+from batchloom.media import FileContent
+from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart, list_sources
 from batchloom.store import StoreMedia, verify_store
 from media.made import encoded, picture, sound, talk
 from media.processors import MADE, save
@@ -80,9 +80,9 @@ def media_of(store):
 def rows_of(file, **limits):
     (source,) = list_sources([str(file)], media=True).sources
     assert source.kind == "webdataset"
-    rules = ReadRules(None, limits=Limits(**limits))
+    rules = ReadRules(None, limits=ReadLimits(**limits))
     rows, bad = [], []
-    with PartReader(Part(source, 0, source.size), rules) as reader:
+    with PartReader(SourcePart(source, 0, source.size), rules) as reader:
         for found in reader:
             rows += found.values
             bad += found.bad
@@ -106,7 +106,7 @@ def test_tars_of_captions_are_documents_and_batches(made, processor, tmp_path):
         assert one.blob is None
         data = jpeg(number, 40 + 17 * number)
         stretch = tuple(map(int, one.place.rpartition("#")[2].split("+")))
-        with OpenFile(folder / one.place.partition("#")[0], stretch) as file:
+        with FileContent(folder / one.place.partition("#")[0], stretch) as file:
             assert file.read(0, file.size) == data
         text = f"<|vision_start|><|image_pad|><|vision_end|>Cat {number}."
         ids = made(text=[text], images=[Image.open(io.BytesIO(data))])["input_ids"][0]

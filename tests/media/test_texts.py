@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import batchloom
-from batchloom.chat import detect_schema, record_reader
+from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.errors import SchemaError, UnusableRecordError
 from batchloom.store import StoreMedia, verify_store
 from media.made import encoded, picture, sound, talk, write_images
@@ -167,7 +167,7 @@ def test_typed_parts_and_lists_side_by_side(processors, tmp_path):
 
 def read(rows, **mapping):
     schema = detect_schema(rows, mapping, media=True)
-    return [record_reader(schema)(row) for row in rows]
+    return [make_record_reader(schema)(row) for row in rows]
 
 
 def test_texts_that_follow_one_another_are_paragraphs():
@@ -195,7 +195,7 @@ def test_texts_that_follow_one_another_are_paragraphs():
 def test_bad_records_say_what_is_wrong_with_them(row, said):
     schema = detect_schema([{"text": "<image>", "images": ["x"]}], media=True)
     with pytest.raises(UnusableRecordError, match=said):
-        record_reader(schema)(row)
+        make_record_reader(schema)(row)
 
 
 def test_what_is_no_text_with_media_is_read_as_before():

@@ -5,7 +5,7 @@ import pytest
 
 from batchloom import TokenizerError
 from batchloom.core.conversation import Conversation
-from batchloom.core.medium import AudioFacts, ImageFacts, Medium, Seen
+from batchloom.core.medium import AudioFacts, ImageFacts, Medium, MediumInfo
 from batchloom.media import open_processor
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from batchloom.tokens import resolve_tokenizer
@@ -54,7 +54,7 @@ def medium(kind, number):
         if kind == "audio"
         else ImageFacts(*SIZES[number % len(SIZES)])
     )
-    return Medium(kind, f"{number}.file", None, Seen(facts, bytes(16), 1))
+    return Medium(kind, f"{number}.file", None, MediumInfo(facts, bytes(16), 1))
 
 
 def conversation(kind, media=2):
@@ -235,7 +235,7 @@ def test_what_is_too_long_is_never_cut_through_a_medium(qwen, overlong, kept):
 def test_a_medium_that_the_processor_refuses_is_a_fault_of_its_conversation(qwen):
     _, encoder = qwen
     one = conversation("image")
-    one.media[1] = Medium("image", "thin.png", None, Seen(ImageFacts(4000, 3), bytes(16), 1))
+    one.media[1] = Medium("image", "thin.png", None, MediumInfo(ImageFacts(4000, 3), bytes(16), 1))
     found = encode_conversations([one, conversation("image")], encoder, ChatRules())
     (fault,) = found.faults
     assert fault.number == 0

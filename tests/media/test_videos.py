@@ -15,9 +15,9 @@ from batchloom import SettingsError
 from batchloom.batches import MediaOptions
 from batchloom.core.errors import MediumError, UnusableRecordError
 from batchloom.core.medium import FrameFacts
-from batchloom.media import Held, MediaLimits, Sampling, media_features as features
-from batchloom.media.frame_sampling import fitted, frame_times
-from batchloom.media.video import decode_frames, look_at_video
+from batchloom.media import BytesContent, FrameSampling, MediaLimits, media_features as features
+from batchloom.media.frame_sampling import compute_frame_times, fit_frame_size
+from batchloom.media.video import decode_frames, inspect_video
 from batchloom.store import StoreMedia
 from media.films import decoded, film, heard
 from media.made import encoded, picture, sound, talk
@@ -36,7 +36,7 @@ FORMS = [
 
 
 def seen(data, limits=None, **sampling):
-    return look_at_video(Held(data), limits or MediaLimits(), Sampling(**sampling))
+    return inspect_video(BytesContent(data), limits or MediaLimits(), FrameSampling(**sampling))
 
 
 def sampled_by_transformers(total, rate, **wanted):
@@ -48,28 +48,39 @@ def test_frames_are_those_that_transformers_takes(total, rate):
     seconds = Fraction(total, rate)
     for count in (1, 2, 3, 7):
         if count <= total:
-            found = frame_times(seconds, Fraction(rate), Sampling(frames=count))
+            found = compute_frame_times(seconds, Fraction(rate), FrameSampling(frames=count))
             expected = sampled_by_transformers(total, rate, num_frames=count)
             assert [math.floor(Fraction(time, 10**6) * rate) for time in found] == expected
     for fps in (1, 2, 2.5, 1 / 3):
-        found = frame_times(seconds, Fraction(rate), Sampling(fps=fps, max_frames=10**6))
+        found = compute_frame_times(
+            seconds, Fraction(rate), FrameSampling(fps=fps, max_frames=10**6)
+        )
         expected = sampled_by_transformers(total, rate, fps=fps)
         assert [math.floor(Fraction(time, 10**6) * rate) for time in found] == expected
 
 
 def test_there_is_always_a_frame_and_never_more_than_there_are():
-    assert frame_times(Fraction(1, 10), Fraction(10), Sampling(fps=0.1)) == [0]
-    assert frame_times(Fraction(1), Fraction(3), Sampling(frames=9)) == [0, 333_334, 666_667]
-    assert len(frame_times(Fraction(36_000), Fraction(30), Sampling(fps=2, max_frames=16))) == 16
-    assert len(frame_times(Fraction(2), None, Sampling(frames=9))) == 9
+    assert compute_frame_times(Fraction(1, 10), Fraction(10), FrameSampling(fps=0.1)) == [0]
+    assert compute_frame_times(Fraction(1), Fraction(3), FrameSampling(frames=9)) == [
+        0,
+        333_334,
+        666_667,
+    ]
+    assert (
+        len(
+            compute_frame_times(Fraction(36_000), Fraction(30), FrameSampling(fps=2, max_frames=16))
+        )
+        == 16
+    )
+    assert len(compute_frame_times(Fraction(2), None, FrameSampling(frames=9))) == 9
 
 
 def test_frames_keep_their_form():
-    sampling = Sampling(min_pixels=100, max_pixels=10_000)
-    assert fitted(50, 40, sampling) == (50, 40)
-    assert fitted(400, 100, sampling) == (200, 50)
-    assert fitted(2, 2, sampling) == (10, 10)
-    assert fitted(100_000, 1, sampling) == (31_622, 1)
+    sampling = FrameSampling(min_pixels=100, max_pixels=10_000)
+    assert fit_frame_size(50, 40, sampling) == (50, 40)
+    assert fit_frame_size(400, 100, sampling) == (200, 50)
+    assert fit_frame_size(2, 2, sampling) == (10, 10)
+    assert fit_frame_size(100_000, 1, sampling) == (31_622, 1)
 
 
 @pytest.mark.parametrize(("form", "codec"), FORMS)
@@ -78,12 +89,12 @@ def test_frames_of_a_video_are_those_that_are_shown_then(form, codec):
     every = decoded(data)
     for sampling in ({"fps": 5}, {"frames": 50}, {"frames": 3}, {}):
         facts = seen(data, **sampling)
-        found = list(decode_frames(Held(data), facts))
+        found = list(decode_frames(BytesContent(data), facts))
         assert [(one.width, one.height) for one in facts] == [(64, 48)] * len(facts)
         expected = [every[number * 50 // len(facts)] for number in range(len(facts))]
         assert [one.tobytes() for one in found] == [one.tobytes() for one in expected]
     # Beginning anywhere gives the same as beginning with the first.
-    alone = list(decode_frames(Held(data), facts[2:3]))
+    alone = list(decode_frames(BytesContent(data), facts[2:3]))
     assert alone[0].tobytes() == found[2].tobytes()
 
 
@@ -92,14 +103,14 @@ def test_frames_far_from_each_other_are_sought():
     every = decoded(data)
     facts = seen(data, frames=5)
     assert [one.time for one in facts] == [0, 12_000_000, 24_000_000, 36_000_000, 48_000_000]
-    found = list(decode_frames(Held(data), facts))
+    found = list(decode_frames(BytesContent(data), facts))
     assert [one.tobytes() for one in found] == [
         every[at].tobytes() for at in (0, 120, 240, 360, 480)
     ]
     # Of keyframes that are rare each is reached as well.
     rare = film(600, 10, codec="libx264", gop=600)
     facts = seen(rare, frames=60)
-    found = list(decode_frames(Held(rare), facts))
+    found = list(decode_frames(BytesContent(rare), facts))
     assert [one.tobytes() for one in found] == [one.tobytes() for one in decoded(rare)[::10]]
 
 
@@ -109,7 +120,7 @@ def test_a_frame_stays_until_the_next_comes():
     every = decoded(data)
     facts = seen(data, frames=4)
     shown = [max(at for at, time in enumerate(times) if time * 1000 <= one.time) for one in facts]
-    found = list(decode_frames(Held(data), facts))
+    found = list(decode_frames(BytesContent(data), facts))
     assert [one.tobytes() for one in found] == [every[at].tobytes() for at in shown]
     assert len(set(shown)) > 2
 
@@ -118,7 +129,7 @@ def test_large_frames_are_made_smaller_and_small_ones_larger():
     data = film(10, 5, size=(320, 160))
     facts = seen(data, frames=2, max_pixels=3200)
     assert {(one.width, one.height) for one in facts} == {(80, 40)}
-    (first, _) = decode_frames(Held(data), facts)
+    (first, _) = decode_frames(BytesContent(data), facts)
     near = np.abs(
         np.asarray(first, np.int64) - np.asarray(decoded(data)[0].resize((80, 40)), np.int64)
     )
@@ -156,7 +167,7 @@ def test_videos_on_their_side_are_turned_upright(degrees):
     data = turned(plain, degrees)
     facts = seen(data, frames=2)
     assert (facts[0].width, facts[0].height) == ((64, 48) if degrees == 180 else (48, 64))
-    (first, _) = decode_frames(Held(data), facts)
+    (first, _) = decode_frames(BytesContent(data), facts)
     # A matrix of the file turns clockwise, Pillow the other way.
     expected = decoded(plain)[0].rotate(-degrees, expand=True)
     assert first.tobytes() == expected.tobytes()
@@ -215,10 +226,10 @@ def test_frames_of_too_many_pixels_are_refused():
 
 def test_settings_that_are_none_are_told_at_once():
     with pytest.raises(SettingsError) as told:
-        Sampling(fps=0, frames=0, max_frames=-1, min_pixels="few", max_pixels=1.5)
+        FrameSampling(fps=0, frames=0, max_frames=-1, min_pixels="few", max_pixels=1.5)
     assert len(told.value.problems) == 5
     with pytest.raises(SettingsError, match="is more than max_pixels"):
-        Sampling(min_pixels=100, max_pixels=10)
+        FrameSampling(min_pixels=100, max_pixels=10)
 
 
 def conversations(folder):
@@ -252,7 +263,7 @@ def conversations(folder):
 
 def frames_of(path, **sampling):
     data = path.read_bytes()
-    return list(decode_frames(Held(data), seen(data, **sampling)))
+    return list(decode_frames(BytesContent(data), seen(data, **sampling)))
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "idefics3"])

@@ -79,8 +79,8 @@ PLAN = (
     Mutant(
         "pool-order-of-the-first-epoch",
         "plan/packing/pools.py",
-        'return shuffled(self.count, self._key("pools", epoch))',
-        'return shuffled(self.count, self._key("pools", 0))',
+        'return shuffle_range(self.count, self._key("pools", epoch))',
+        'return shuffle_range(self.count, self._key("pools", 0))',
         ("plan/test_quality.py", "plan/test_goldens.py", "plan/test_plan.py"),
     ),
     # A store that is shuffled in blocks never serves its last document.
@@ -111,7 +111,7 @@ PLAN = (
     Mutant(
         "resumed-position-inside-a-step",
         "plan/order/plan_state.py",
-        "return orders.course.position_of(step) if inside else int(end)",
+        "return orders.course.first_position(step) if inside else int(end)",
         "return int(end)",
         ("plan/test_plan.py", "batches/test_loader.py"),
     ),
@@ -135,8 +135,8 @@ PLAN = (
     Mutant(
         "weights-edit-one-step-late",
         "plan/order/timeline.py",
-        "changes.append(Change(position, edit.weights))",
-        "changes.append(Change(position + after.size, edit.weights))",
+        "changes.append(WeightChange(position, edit.weights))",
+        "changes.append(WeightChange(position + after.size, edit.weights))",
         ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
     ),
     # A run of epochs ends before the last sequences, which do not fill a step.
@@ -175,8 +175,8 @@ PLAN = (
     Mutant(
         "last-document-of-lane-lost",
         "plan/order/lane_plan.py",
-        "int(ends[-1]) if len(ends) else 0)",
-        "int(ends[-1]) - 1 if len(ends) else 0)",
+        "int(ends[-1]) if len(ends) else 0\n",
+        "int(ends[-1]) - 1 if len(ends) else 0\n",
         ("plan/test_lanes.py", "streams/test_keep.py"),
     ),
 )
@@ -258,7 +258,7 @@ BATCHES = (
     Mutant(
         "last-label-of-row-kept",
         "batches/forms.py",
-        "following[:, -1] = IGNORE",
+        "following[:, -1] = IGNORE_INDEX",
         "following[:, -1] = labels[:, -1]",
         ("batches/test_forms.py",),
     ),
@@ -293,7 +293,7 @@ STORE = (
     Mutant(
         "file-written-in-place",
         "store/write/store_writer.py",
-        "aside, digest = path.with_name(path.name + ASIDE), xxhash.xxh3_128()",
+        "aside, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()",
         "aside, digest = path, xxhash.xxh3_128()",
         ("store/test_reader.py", "store/test_generations.py"),
     ),
@@ -309,8 +309,8 @@ STORE = (
     Mutant(
         "index-pointer-overflow",
         "store/format/megatron_index.py",
-        'sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i8")',
-        'sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i4")',
+        'sums = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i8")',
+        'sums = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i4")',
         ("store/test_golden.py", "store/test_megatron.py", "store/test_export.py"),
     ),
     # The provenance of a document names the line before its own.
@@ -341,7 +341,7 @@ STORE = (
     Mutant(
         "removal-without-the-lock",
         "store/maintain/removal.py",
-        "with nullcontext() if dry_run else changing(folder):",
+        "with nullcontext() if dry_run else lock_store(folder):",
         "with nullcontext():",
         ("store/test_generations.py", "store/test_remove.py", "prepare/test_guards.py"),
     ),
@@ -357,7 +357,7 @@ STORE = (
     Mutant(
         "fetched-block-not-verified",
         "store/read/remote_blocks.py",
-        "if expected is None or np.array_equal(block_sums(data), expected):",
+        "if expected is None or np.array_equal(compute_block_checksums(data), expected):",
         "if expected is None or len(data):",
         ("store/test_remote.py", "store/test_remote_faults.py"),
     ),
@@ -393,8 +393,8 @@ PREPARATION = (
     Mutant(
         "quarantine-budget-one-record-low",
         "preparation/report/progress.py",
-        "if self.quarantined > allowed_bad(self._max_bad, self.records):",
-        "if self.quarantined >= allowed_bad(self._max_bad, self.records):",
+        "if self.quarantined > count_allowed_bad(self._max_bad, self.records):",
+        "if self.quarantined >= count_allowed_bad(self._max_bad, self.records):",
         ("prepare/test_bad_input.py", "prepare/test_convert.py"),
     ),
     # Appended documents stay although the store holds the same documents already.
@@ -500,7 +500,7 @@ CHAT = (
     Mutant(
         "unsupported-key-ignored",
         "chat/schema/record_keys.py",
-        "return says_something(value) and value != {} and not entry.is_neutral(value)",
+        "return is_non_empty(value) and value != {} and not entry.is_neutral(value)",
         "return False",
         ("chat/test_record_keys.py",),
     ),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.plan import count_sequences, least_sequences
+from batchloom.plan import compute_min_sequences, count_sequences
 from tiers import examples
 
 
@@ -30,7 +30,7 @@ def fewest(lengths, seq_len):
 @settings(max_examples=examples(300))
 def test_no_packing_is_better_than_the_bound(lengths, seq_len):
     lengths = [length % (seq_len + 1) for length in lengths]
-    bound = least_sequences(np.array(lengths, np.int64), seq_len)
+    bound = compute_min_sequences(np.array(lengths, np.int64), seq_len)
     assert bound <= fewest([n for n in lengths if n], seq_len)
     assert bound * seq_len >= sum(lengths)
 
@@ -39,7 +39,7 @@ def test_no_packing_is_better_than_the_bound(lengths, seq_len):
 @settings(max_examples=examples(50))
 def test_best_fit_keeps_the_bound_with_long_documents_too(lengths):
     array = np.array(lengths, np.int64)
-    assert least_sequences(array, 512) <= count_sequences(array, 512, "best_fit")
+    assert compute_min_sequences(array, 512) <= count_sequences(array, 512, "best_fit")
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_best_fit_keeps_the_bound_with_long_documents_too(lengths):
     [([1100] * 10, 10), ([1500, 548] * 10, 10), ([2048] * 3, 3), ([4097], 3), ([], 0)],
 )
 def test_the_bound_of_lengths_everybody_can_pack(lengths, bound):
-    assert least_sequences(np.array(lengths, np.int64), 2048) == bound
+    assert compute_min_sequences(np.array(lengths, np.int64), 2048) == bound

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import Edit, Mixture, Plan, PlanSpec
-from batchloom.plan import SourceSpec, seen, with_journal
+from batchloom.plan import SourceSpec, find_document_positions, with_journal
 from plan.sources import LengthsOnly
 from plan.test_known import Watched
 from plan.test_mixture import by_row, stores
@@ -107,7 +107,10 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
         for position, row in enumerate(everything)
         if any(source == number and of == document for source, of, *_ in row)
     }
-    assert {one.position for one in seen(made(plan.edits), number, document, plan.steps)} == held
+    assert {
+        one.position
+        for one in find_document_positions(made(plan.edits), number, document, plan.steps)
+    } == held
 
 
 def test_a_group_of_lanes_is_all_that_is_empty():
@@ -200,5 +203,7 @@ def test_every_token_of_one_store_is_served_once_an_epoch_whatever_is_packed_ane
         for row, spans_ in enumerate(rows)
         if any(of == document for _, of, *_ in spans_)
     }
-    found = {(one.step, one.row) for one in seen(made(edits), 0, document, plan.steps)}
+    found = {
+        (one.step, one.row) for one in find_document_positions(made(edits), 0, document, plan.steps)
+    }
     assert found == held

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from batchloom import Edit, Mixture, Plan, PlanError, PlanSpec, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import LanePlan, SourceSpec, Stage
-from batchloom.plan.order.length_groups import by_length
+from batchloom.plan.order.length_groups import order_by_length
 from plan.sources import LengthsOnly
 from tiers import examples
 
@@ -135,7 +135,7 @@ def test_any_step_is_the_same_asked_alone_and_resumed(run, step, order):
     key=st.tuples(st.integers(0, 9), st.integers(0, 9)),
 )
 def test_by_length_is_a_permutation_whose_steps_are_of_neighbours(lengths, size, key):
-    order = by_length(np.array(lengths, np.int64), size, key)
+    order = order_by_length(np.array(lengths, np.int64), size, key)
     assert sorted(order.tolist()) == list(range(len(lengths)))
     whole = len(lengths) // size * size
     assert order[whole:].tolist() == list(range(whole, len(lengths)))

@@ -73,12 +73,12 @@ def test_an_edit_far_ahead_does_not_keep_the_first_step_waiting():
     plan = Plan(Mixture({"a": 2, "b": 1}, stores=given_stores), SPEC)
     plan = plan.edited(Edit(step=1400, seq_len=32))
     assert len(plan.orders.latest()) == 2
-    assert not plan.orders.counted
+    assert not plan.orders.is_counted
     assert len(plan.rows(*plan.positions_of(0))) == 4
     assert sum(store.asked for store in given_stores.values()) < 300
     plan.orders.count_all()
     assert {order.spec.seq_len for order in plan.orders.latest()} == {32}
-    assert plan.orders.counted
+    assert plan.orders.is_counted
 
 
 def test_pools_of_lanes_that_are_not_read_are_not_kept():

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from batchloom import PlanError, PlanSpec, StateError
-from batchloom.plan import LanePlan, lane_stretches
+from batchloom.plan import LanePlan, order_lane_ranges
 from batchloom.plan.order import (
     check_lane_world,
     check_lanes,
-    default_lanes,
-    lane_pool_size,
-    lane_rows,
+    choose_default_lanes,
+    compute_lane_pool_size,
     lanes as lanes_module,
-    rank_lanes,
+    list_rank_lanes,
+    pack_lane_pool,
 )
-from batchloom.plan.order.lanes import lane_pool_start
+from batchloom.plan.order.lanes import compute_lane_pool_start
 from plan.sources import LengthsOnly
 from tiers import examples
 
@@ -51,16 +51,18 @@ def test_a_lane_reads_all_of_its_stretches_before_it_begins_anew(lengths, cuts, 
     plan = plan_of(lengths, cuts, shuffle=shuffle, packing=packing)
     bounds = plan.orders.bounds
     for lane in range(3):
-        mine = lane_stretches(len(bounds) - 1, 3, plan.spec, lane, 0)
+        mine = order_lane_ranges(len(bounds) - 1, 3, plan.spec, lane, 0)
         want = sorted(d for s in mine for d in range(bounds[s], bounds[s + 1]))
         for epoch in (0, 1):
             found, number = [], 0
             while len(pool := plan.orders.lanes[lane].documents(epoch, number)):
-                assert len(pool) <= lane_pool_size(plan.spec, epoch, number)
+                assert len(pool) <= compute_lane_pool_size(plan.spec, epoch, number)
                 found += pool.tolist()
                 number += 1
             assert sorted(found) == want
-    every = [s for lane in range(3) for s in lane_stretches(len(bounds) - 1, 3, plan.spec, lane, 5)]
+    every = [
+        s for lane in range(3) for s in order_lane_ranges(len(bounds) - 1, 3, plan.spec, lane, 5)
+    ]
     assert sorted(every) == list(range(len(bounds) - 1))
 
 
@@ -88,19 +90,19 @@ def test_position_p_is_sequence_p_div_k_of_lane_p_mod_k():
     rows = row_spans(plan.rows(0, 36))
     for lane in range(3):
         documents = plan.orders.lanes[lane].documents(0, 0)
-        first = lane_rows(np.full(len(documents), 5, np.uint32), plan.spec, lane, 0, 0)
+        first = pack_lane_pool(np.full(len(documents), 5, np.uint32), plan.spec, lane, 0, 0)
         named = [[(int(documents[d]), s, n) for d, s, n in row] for row in row_spans(first)]
         assert rows[lane::3][: len(named)] == named
 
 
 def test_the_first_pools_grow():
     spec = PlanSpec(seq_len=8, global_batch_size=1, steps=1, pool_size=1000)
-    sizes = [lane_pool_size(spec, 0, pool) for pool in range(14)]
+    sizes = [compute_lane_pool_size(spec, 0, pool) for pool in range(14)]
     assert sizes[:5] == [128, 256, 512, 1000, 1000]
-    assert {lane_pool_size(spec, 1, pool) for pool in range(14)} == {1000}
+    assert {compute_lane_pool_size(spec, 1, pool) for pool in range(14)} == {1000}
     for epoch in (0, 1):
-        every = [lane_pool_size(spec, epoch, pool) for pool in range(40)]
-        assert [lane_pool_start(spec, epoch, pool) for pool in range(40)] == [
+        every = [compute_lane_pool_size(spec, epoch, pool) for pool in range(40)]
+        assert [compute_lane_pool_start(spec, epoch, pool) for pool in range(40)] == [
             sum(every[:pool]) for pool in range(40)
         ]
 
@@ -157,7 +159,7 @@ def test_threads_walk_the_lanes_one_after_the_other():
     [(64, 4096, 64), (12, 100, 4), (7, 9, 1), (64, 5, 4), (8, 0, 1)],
 )
 def test_default_lanes_divide_the_batch_and_have_stretches(batch, stretches, lanes):
-    assert default_lanes(batch, stretches) == lanes
+    assert choose_default_lanes(batch, stretches) == lanes
 
 
 def test_what_does_not_fit_is_refused_with_what_would():
@@ -167,7 +169,7 @@ def test_what_does_not_fit_is_refused_with_what_would():
         check_lane_world(6, 0, 4)
     with pytest.raises(PlanError, match="rank 3 of world_size 3"):
         check_lane_world(6, 3, 3)
-    assert list(rank_lanes(6, 1, 2)) == [1, 3, 5]
+    assert list(list_rank_lanes(6, 1, 2)) == [1, 3, 5]
     with pytest.raises(PlanError, match="Lane . of 6 has no sequence.*lanes=3"):
         plan_of([5] * 8, [4], lanes=6).rows(0, 12)
     with pytest.raises(PlanError, match="more than seq_len 16"):
@@ -180,7 +182,7 @@ def test_the_order_is_pinned():
     assert lanes_module.LANES_VERSION == 1
     plan = plan_of(list(range(1, 41)), range(0, 40, 3), seed=7)
     assert [
-        lane_stretches(15, 3, plan.spec, lane, 0).tolist() for lane in range(3)
+        order_lane_ranges(15, 3, plan.spec, lane, 0).tolist() for lane in range(3)
     ] == PINNED_STRETCHES
     assert [[d for d, _, _ in row] for row in row_spans(plan.rows(0, 6))] == PINNED_ROWS
     assert [[d for d, _, _ in row] for row in row_spans(plan.rows(300, 303))] == PINNED_LATE

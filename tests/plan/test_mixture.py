@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import Edit, Mixture, Plan, PlanError, PlanSpec, SettingsError, StateError
-from batchloom.plan import Permutation, Schedule, SourceSpec, Stage, seen, with_journal
+from batchloom.plan import (
+    Permutation,
+    Schedule,
+    SourceSpec,
+    Stage,
+    find_document_positions,
+    with_journal,
+)
 from plan.sources import LengthsOnly
 from tiers import examples
 
@@ -614,7 +621,7 @@ def test_when_is_the_inverse_of_what_steps_hold(made, edits, data):
             for place, row in enumerate(rows)
             if any(span[:2] == (number, document) for span in row)
         }
-    found = seen(Plan(mixture, spec, plan.edits), number, document, last)
+    found = find_document_positions(Plan(mixture, spec, plan.edits), number, document, last)
     assert {(one.step, one.row) for one in found} == held
     assert len(found) == len(held)
 
@@ -641,7 +648,7 @@ def test_when_of_one_store(lengths, lanes, block, shuffle, data):
     document = data.draw(st.integers(0, len(lengths) - 1))
     rows = by_row(plan.rows(0, plan.positions))
     held = [p for p, row in enumerate(rows) if any(span[1] == document for span in row)]
-    found = seen(plan, 0, document, plan.steps)
+    found = find_document_positions(plan, 0, document, plan.steps)
     assert [one.position for one in found] == held
     assert {one.epoch for one in found} == {0, 1, 2}
 

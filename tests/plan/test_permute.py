@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.core.fingerprint import key128
-from batchloom.core.keyed_hashing import keyed_hashes, mix, mix_int, shuffled
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.keyed_hashing import hash_indices, mix_in_place, mix_int, shuffle_range
 from batchloom.plan import Permutation
-from batchloom.plan.packing.permutation import MATERIALISED
+from batchloom.plan.packing.permutation import MAX_MATERIALISED
 from tiers import examples
 
 PINNED_KEY = (890676244826588921, 6515656868070552722)
@@ -23,13 +23,13 @@ def test_it_is_a_bijection(size, key):
     assert np.array_equal(np.sort(items), np.arange(size))
 
 
-@pytest.mark.parametrize("size", [MATERIALISED + 1, 70_000, 2**17, 299_209, 1_000_003])
+@pytest.mark.parametrize("size", [MAX_MATERIALISED + 1, 70_000, 2**17, 299_209, 1_000_003])
 def test_it_is_a_bijection_when_never_materialised(size):
     items = Permutation(size, (3, 4)).at(np.arange(size))
     assert np.array_equal(np.sort(items), np.arange(size))
 
 
-@given(size=st.integers(MATERIALISED + 1, 2**40), key=KEYS, data=st.data())
+@given(size=st.integers(MAX_MATERIALISED + 1, 2**40), key=KEYS, data=st.data())
 @settings(max_examples=examples(60))
 def test_any_index_alone_is_what_it_is_among_others(size, key, data):
     permutation = Permutation(size, key)
@@ -53,7 +53,7 @@ def dispersion(items: np.ndarray, size: int, window: int, bins: int) -> float:
     return float(counts.var(axis=0, mean=np.full((1, bins), window * share)).mean() / expected)
 
 
-@pytest.mark.parametrize("key", [(0, 0), (1, 0), (2**64 - 1, 5), key128(7, "data", "blocks")])
+@pytest.mark.parametrize("key", [(0, 0), (1, 0), (2**64 - 1, 5), derive_key(7, "data", "blocks")])
 @pytest.mark.parametrize("size", [2**16, 2**18, 1_048_575 // 3 * 3])
 def test_dispersion_is_that_of_a_random_permutation(size, key):
     window = 256
@@ -82,20 +82,20 @@ def test_neighbours_do_not_stay_related(size):
 
 def test_different_keys_give_unrelated_orders():
     size = 100_000
-    first = Permutation(size, key128(0, "data", "blocks")).at(np.arange(size))
-    second = Permutation(size, key128(1, "data", "blocks")).at(np.arange(size))
+    first = Permutation(size, derive_key(0, "data", "blocks")).at(np.arange(size))
+    second = Permutation(size, derive_key(1, "data", "blocks")).at(np.arange(size))
     assert (first == second).sum() < 10
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
 
 
 def test_the_mixer_of_arrays_is_that_of_integers():
     values = np.array([0, 1, 2**63, 2**64 - 1, 123456789], np.uint64)
-    assert [int(v) for v in mix(values.copy())] == [mix_int(int(v)) for v in values]
+    assert [int(v) for v in mix_in_place(values.copy())] == [mix_int(int(v)) for v in values]
 
 
 def test_pinned_values():
     """Any change here changes every order: it needs a new order_version."""
-    assert key128(0, "data", "blocks", -1, -1) == PINNED_KEY
-    assert [int(h) for h in keyed_hashes(np.arange(3), (1, 2))] == PINNED_HASHES
-    assert shuffled(8, (1, 2)).tolist() == PINNED_SHUFFLE
+    assert derive_key(0, "data", "blocks", -1, -1) == PINNED_KEY
+    assert [int(h) for h in hash_indices(np.arange(3), (1, 2))] == PINNED_HASHES
+    assert shuffle_range(8, (1, 2)).tolist() == PINNED_SHUFFLE
     assert Permutation(100_000, (1, 2)).at(np.arange(6)).tolist() == PINNED_FEISTEL

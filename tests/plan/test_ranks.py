@@ -9,16 +9,16 @@ from hypothesis import given, settings, strategies as st
 from batchloom import Plan, PlanError, PlanSpec, SettingsError
 from batchloom.plan import (
     Mesh,
-    balanced,
     check_world,
-    imbalance,
+    compute_imbalance,
+    compute_row_costs,
+    deal_balanced,
+    deal_contiguous,
     rank_positions,
-    row_costs,
     slice_indices,
-    stretches,
 )
-from batchloom.plan.order import costliest_first, rows_of_rank
-from batchloom.plan.order.row_dealing import max_load
+from batchloom.plan.order import count_rank_rows, sort_by_cost
+from batchloom.plan.order.row_dealing import compute_max_load
 from plan.sources import LengthsOnly
 from tiers import examples
 
@@ -33,22 +33,22 @@ def test_stretches_are_a_step_and_as_equal_as_can_be(step, size, world):
     assert all(one[1] == two[0] for one, two in itertools.pairwise(held))
     counts = {stop - start for start, stop in held}
     assert counts <= {size // world, -(-size // world)}
-    assert max(counts) == rows_of_rank(size, world, uneven="pad")
-    ranks = stretches(size, world)
+    assert max(counts) == count_rank_rows(size, world, uneven="pad")
+    ranks = deal_contiguous(size, world)
     assert np.array_equal(np.bincount(ranks, minlength=world), [b - a for a, b in held])
 
 
 @given(size=st.integers(1, 300), world=st.integers(1, 20), micro=st.integers(1, 40))
 def test_a_micro_batch_divides_or_is_refused_with_what_does(size, world, micro):
     rows = -(-size // world)
-    filled = rows_of_rank(size, world, micro, "pad")
+    filled = count_rank_rows(size, world, micro, "pad")
     assert filled % micro == 0
     assert 0 <= filled - rows < micro
     if rows % micro == 0:
-        assert rows_of_rank(size, world, micro) == rows
+        assert count_rank_rows(size, world, micro) == rows
         return
     with pytest.raises(PlanError, match="uneven='pad'") as caught:
-        rows_of_rank(size, world, micro)
+        count_rank_rows(size, world, micro)
     named = str(caught.value).split("Sizes that divide it: ")[1].split(".")[0]
     assert all(rows % int(n) == 0 for n in named.split(", "))
 
@@ -162,27 +162,27 @@ def test_every_document_is_sliced_by_itself(context, chunks, slices):
 )
 def test_dealing_is_never_worse_than_stretches_and_keeps_the_number_of_rows(costs, world):
     costs = np.array(costs, np.int64)
-    dealt, plain = balanced(costs, world), stretches(len(costs), world)
-    assert np.array_equal(dealt, balanced(costs, world))
+    dealt, plain = deal_balanced(costs, world), deal_contiguous(len(costs), world)
+    assert np.array_equal(dealt, deal_balanced(costs, world))
     assert np.bincount(dealt, minlength=world).max() <= -(-len(costs) // world)
-    assert max_load(costs, dealt, world) <= max_load(costs, plain, world)
-    assert imbalance(costs, dealt, world) >= 1.0
+    assert compute_max_load(costs, dealt, world) <= compute_max_load(costs, plain, world)
+    assert compute_imbalance(costs, dealt, world) >= 1.0
 
 
 def test_dealing_evens_out_long_documents():
     rng = np.random.default_rng(0)
     lengths = np.minimum(np.exp(rng.normal(6.2, 1.4, 8192)).astype(np.int64) + 1, 8192)
     plan = Plan(LengthsOnly(lengths), PlanSpec(seq_len=8192, global_batch_size=512))
-    costs = row_costs(plan.rows(0, 512))
-    assert imbalance(costs, stretches(512, 64), 64) > 1.3
-    assert imbalance(costs, balanced(costs, 64), 64) < 1.01
+    costs = compute_row_costs(plan.rows(0, 512))
+    assert compute_imbalance(costs, deal_contiguous(512, 64), 64) > 1.3
+    assert compute_imbalance(costs, deal_balanced(costs, 64), 64) < 1.01
 
 
 def test_dealing_by_hand():
     costs = np.array([9, 4, 1, 4, 1, 1], np.int64)
     # 9 to rank 0; 4 and 4 to 1 and 2; the 1s to those that have least and room.
-    assert balanced(costs, 3).tolist() == [0, 1, 1, 2, 2, 0]
-    assert balanced(costs[:0], 3).tolist() == []
+    assert deal_balanced(costs, 3).tolist() == [0, 1, 1, 2, 2, 0]
+    assert deal_balanced(costs[:0], 3).tolist() == []
 
 
 two_kinds = st.lists(
@@ -194,11 +194,11 @@ two_kinds = st.lists(
 def test_several_kinds_of_work_are_dealt_no_worse_than_in_stretches(costs, world):
     costs = np.array(costs, np.int64).T
     count = costs.shape[1]
-    dealt, plain = balanced(costs, world), stretches(count, world)
-    assert np.array_equal(dealt, balanced(costs.copy(), world))
+    dealt, plain = deal_balanced(costs, world), deal_contiguous(count, world)
+    assert np.array_equal(dealt, deal_balanced(costs.copy(), world))
     assert np.bincount(dealt, minlength=world).max() <= -(-count // world)
-    assert imbalance(costs, dealt, world) <= imbalance(costs, plain, world)
-    assert sorted(costliest_first(costs).tolist()) == list(range(count))
+    assert compute_imbalance(costs, dealt, world) <= compute_imbalance(costs, plain, world)
+    assert sorted(sort_by_cost(costs).tolist()) == list(range(count))
 
 
 @given(costs=st.lists(st.integers(0, 1 << 40), min_size=1, max_size=60), world=st.integers(1, 9))
@@ -206,11 +206,11 @@ def test_work_that_there_is_none_of_changes_nothing(costs, world):
     """A step without media is dealt as one of a store without media."""
     alone = np.array(costs, np.int64)
     beside = np.stack([alone, np.zeros_like(alone)])
-    assert np.array_equal(balanced(beside, world), balanced(alone, world))
-    assert np.array_equal(costliest_first(beside), costliest_first(alone))
-    assert imbalance(beside, stretches(len(alone), world), world) == imbalance(
-        alone, stretches(len(alone), world), world
-    )
+    assert np.array_equal(deal_balanced(beside, world), deal_balanced(alone, world))
+    assert np.array_equal(sort_by_cost(beside), sort_by_cost(alone))
+    assert compute_imbalance(
+        beside, deal_contiguous(len(alone), world), world
+    ) == compute_imbalance(alone, deal_contiguous(len(alone), world), world)
 
 
 def test_dealing_evens_out_media_and_attention_at_once():
@@ -219,24 +219,24 @@ def test_dealing_evens_out_media_and_attention_at_once():
     squares = rng.integers(1 << 18, 1 << 24, 256)
     media = np.where(rng.random(256) < 0.4, rng.integers(64, 4096, 256), 0)
     costs = np.stack([squares, media])
-    plain, by_attention = stretches(256, 32), balanced(squares, 32)
-    dealt = balanced(costs, 32)
-    assert imbalance(media, plain, 32) > 1.5
-    assert imbalance(media, by_attention, 32) > 1.5
-    assert imbalance(media, dealt, 32) < 1.1
-    assert imbalance(squares, dealt, 32) < 1.1
+    plain, by_attention = deal_contiguous(256, 32), deal_balanced(squares, 32)
+    dealt = deal_balanced(costs, 32)
+    assert compute_imbalance(media, plain, 32) > 1.5
+    assert compute_imbalance(media, by_attention, 32) > 1.5
+    assert compute_imbalance(media, dealt, 32) < 1.1
+    assert compute_imbalance(squares, dealt, 32) < 1.1
 
 
 def test_dealing_several_kinds_by_hand():
     # Halves of the one work and quarters of the other: rows 0 and 1 cost most, 2 and 3 a quarter of all media.
     costs = np.array([[4, 4, 0, 0], [2, 2, 2, 2]], np.int64)
-    assert costliest_first(costs).tolist() == [0, 1, 2, 3]
-    assert balanced(costs, 2).tolist() == [0, 1, 0, 1]
+    assert sort_by_cost(costs).tolist() == [0, 1, 2, 3]
+    assert deal_balanced(costs, 2).tolist() == [0, 1, 0, 1]
 
 
 def test_the_cost_of_a_row_is_the_sum_of_its_squares():
     plan = Plan(LengthsOnly([3, 4, 8]), PlanSpec(seq_len=8, global_batch_size=1, shuffle=False))
-    assert sorted(row_costs(plan.rows(0, 4)).tolist()) == [0, 0, 25, 64]
+    assert sorted(compute_row_costs(plan.rows(0, 4)).tolist()) == [0, 0, 25, 64]
 
 
 @given(

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from batchloom import Edit, Mixture, Plan, PlanSpec
-from batchloom.batches import BatchSpec, RowCosts, rank_rows, share_of
+from batchloom.batches import BatchSpec, RowCosts, make_rank_share, select_rank_rows
 from batchloom.plan import SourceSpec, Stage, with_journal
 from plan.test_mixture import by_row, check_epochs, spans, stores
 from tiers import examples
@@ -77,8 +77,8 @@ class Runs(RuleBasedStateMachine):
             found = {}
             for rank in range(self.world):
                 of = BatchSpec(rank=rank, world_size=self.world, uneven="pad", balance=self.balance)
-                share = share_of(self.plan.spec_at(step), of)
-                rows, positions = rank_rows(
+                share = make_rank_share(self.plan.spec_at(step), of)
+                rows, positions = select_rank_rows(
                     self.plan, step, share, RowCosts() if self.balance else None
                 )
                 assert len(rows) == len(positions) == share.rows

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from batchloom import BatchloomError
-from batchloom.preparation import Execution, Note, RunSettings, run_recipe
-from batchloom.preparation.phases import Hand, phase_runner as making
-from batchloom.preparation.phases.worker_setup import doing
+from batchloom.preparation import ExecutionSettings, Note, RunSettings, run_recipe
+from batchloom.preparation.phases import WorkerSetup, phase_runner as making
+from batchloom.preparation.phases.worker_setup import make_task_function
 from prepare.stores import SMALL, recipe_of
 
 REFUSED = 7
@@ -31,7 +31,7 @@ class Mortal:
         once: a file that is made by the first who dies, and spares all others; empty for none.
     """
 
-    hand: Hand
+    hand: WorkerSetup
     mark: str
     step: str
     once: str
@@ -39,12 +39,12 @@ class Mortal:
     def __call__(self):
         task = self.hand.task()
         if self.step == "make":
-            return doing(lambda: self.look(["any"]) or task)
+            return make_task_function(lambda: self.look(["any"]) or task)
         if self.step == "begin":
-            return doing(lambda: replace(task, bounds=_Bounds(self)))
+            return make_task_function(lambda: replace(task, bounds=_Bounds(self)))
         if self.step == "clean":
-            return doing(lambda: replace(task, cleaner=_Steps(task.cleaner, self)))
-        return doing(lambda: replace(task, tokenizer=_Words(task.tokenizer, self)))
+            return make_task_function(lambda: replace(task, cleaner=_Steps(task.cleaner, self)))
+        return make_task_function(lambda: replace(task, tokenizer=_Words(task.tokenizer, self)))
 
     def task_of(self, *parts):
         return self.hand.task_of(*parts)
@@ -112,8 +112,8 @@ def run_job(told):
         if told["mortal"]:
             patch.setattr(
                 making,
-                "Hand",
-                lambda *args, **settings: Mortal(Hand(*args, **settings), **told["mortal"]),
+                "WorkerSetup",
+                lambda *args, **settings: Mortal(WorkerSetup(*args, **settings), **told["mortal"]),
             )
         try:
             result = run_recipe(
@@ -123,7 +123,7 @@ def run_job(told):
                 settings=RunSettings(
                     limits=SMALL,
                     unit_bytes=told["unit_bytes"],
-                    execution=Execution(**told["execution"]),
+                    execution=ExecutionSettings(**told["execution"]),
                     **told["how"],
                 ),
             )

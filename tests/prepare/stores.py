@@ -9,14 +9,14 @@ from batchloom.preparation import (
     ChatRecipe,
     ReadRecipe,
     RunSettings,
-    dedup_of,
+    parse_clean_steps,
+    parse_dedup,
     run_recipe,
-    steps_of,
 )
-from batchloom.sources import Limits
+from batchloom.sources import ReadLimits
 from batchloom.store import read_manifest
 
-SMALL = Limits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
+SMALL = ReadLimits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
 READING = ("text_field", "mapping", "split_on", "normalize", "clean")
 CHAT = ("template", "train_on", "max_tokens", "overlong", "prove")
@@ -28,9 +28,9 @@ def recipe_of(**settings):
     chat = {name: settings.pop(name) for name in CHAT if name in settings}
     settings.setdefault("chat", ChatRecipe(**chat))
     if "clean" in reading:
-        reading["clean"] = steps_of(reading["clean"])
+        reading["clean"] = parse_clean_steps(reading["clean"])
     if "dedup" in settings:
-        settings["dedup"] = dedup_of(settings["dedup"])
+        settings["dedup"] = parse_dedup(settings["dedup"])
     return Recipe(reading=ReadRecipe(**reading), **settings)
 
 
@@ -42,7 +42,7 @@ def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **setti
         recipe_of(inputs=tuple(map(str, inputs)), **settings),
         Path(out),
         listener or (lambda event: None),
-        settings=RunSettings(limits=limits or Limits(), unit_bytes=unit_bytes),
+        settings=RunSettings(limits=limits or ReadLimits(), unit_bytes=unit_bytes),
     )
 
 

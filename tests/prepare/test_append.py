@@ -13,15 +13,15 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError, check, open_store
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreConflictError
-from batchloom.preparation import Execution, Progress, RunSettings, read_recipe, run_recipe
+from batchloom.preparation import ExecutionSettings, Progress, RunSettings, read_recipe, run_recipe
 from batchloom.store import (
     BAD,
     GOOD,
     compact_store,
-    map_bands,
-    map_origins,
+    map_provenance,
+    map_signature_file,
     read_log,
     read_manifest,
     remove_documents,
@@ -110,23 +110,23 @@ def test_what_is_new_comes_behind_and_all_else_stays(tmp_path):
 def test_to_nothing_it_makes_the_store_and_of_nothing_new_it_says_so(capsys):
     write("a.jsonl", range(30))
     words = ["prepare", "a.jsonl", "--out", "s", "--tokenizer", "bytes", "--append"]
-    assert run(words) == 0
+    assert run_command_line(words) == 0
     told = capsys.readouterr()
     assert "There is no store at s yet: it is made, with the tokenizer " in told.err
     assert "documents kept" in told.out
     before = tree("s")
-    assert run(words) == 0
+    assert run_command_line(words) == 0
     told = capsys.readouterr()
     assert "1 input of 1 is in s already." in told.err
     assert "s holds all of this already; nothing to append." in told.out
     assert "generation 1, with 30 documents" in told.out
     assert tree("s") == before
     write("b.jsonl", range(30, 40))
-    assert run(["prepare", "b.jsonl", "--out", "s", "--append", "--profile"]) == 0
+    assert run_command_line(["prepare", "b.jsonl", "--out", "s", "--append", "--profile"]) == 0
     told = capsys.readouterr()
     assert re.search("documents added +10\n", told.out)
     assert "s is generation 2, with 40 documents and " in told.out
-    assert run(["prepare", "--out", "s", "--append", "--json"]) == 0
+    assert run_command_line(["prepare", "--out", "s", "--append", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["generation"], told["already_done"], told["in_all"][0]) == (2, True, 40)
 
@@ -209,11 +209,14 @@ def test_a_run_goes_on_with_its_generation_exactly(tmp_path, capsys):
     make("a.jsonl", "s", val_fraction=0.05)
     Path("small.json").write_text(json.dumps({**PLAIN, "steps": 6}))
     words = ["--data", "s", "--config-file", "small.json", "--device", "cpu"]
-    assert run(["train", *words, "--out", "whole"]) == 0
-    assert run(["train", *words, "--out", "halves", "--stop-at", "3"]) == 0
+    assert run_command_line(["train", *words, "--out", "whole"]) == 0
+    assert run_command_line(["train", *words, "--out", "halves", "--stop-at", "3"]) == 0
     append("b.jsonl", val_fraction=0.05)
     capsys.readouterr()
-    assert run(["train", "--data", "s", "--out", "halves", "--resume", "--device", "cpu"]) == 0
+    assert (
+        run_command_line(["train", "--data", "s", "--out", "halves", "--resume", "--device", "cpu"])
+        == 0
+    )
     assert "begun on generation 1 of s and goes on with it" in capsys.readouterr().out
     assert steps_of(tmp_path / "halves") == steps_of(tmp_path / "whole")
 
@@ -401,7 +404,7 @@ def test_the_commands_read_what_was_appended(capsys):
         ["doctor", "s"],
         ["export", "s", "--to", "flat", "--out", "flat"],
     ):
-        assert run(words) == 0, words
+        assert run_command_line(words) == 0, words
     assert "59 documents of subset train" in capsys.readouterr().out
 
 
@@ -429,7 +432,7 @@ def test_a_pool_appends_the_same_bytes():
     for out in ("one", "pool"):
         make("a.jsonl", out, dedup="near", unit_bytes=3000)
     append("b.jsonl", "one", dedup="near", unit_bytes=3000)
-    append("b.jsonl", "pool", dedup="near", unit_bytes=3000, execution=Execution(workers=2))
+    append("b.jsonl", "pool", dedup="near", unit_bytes=3000, execution=ExecutionSettings(workers=2))
     assert tree("pool") == tree("one")
 
 
@@ -547,7 +550,7 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
         "--append --recipe s",
     ]
     for step in steps:
-        assert run(["prepare", *step.split(), "--out", "again"]) == 0
+        assert run_command_line(["prepare", *step.split(), "--out", "again"]) == 0
     assert "again is the same as s, to the byte." in capsys.readouterr().err
     assert tree("again") == tree("s")
     # With inputs in place of its own, or as a value, it is a recipe like any other.
@@ -628,8 +631,8 @@ def test_bands_stand_beside_their_documents_however_a_shard_is_written(dropped):
     for out in ("whole", "cut"):
         for name, subset in read_manifest(Path(out)).subsets.items():
             for shard in subset.shards:
-                bands = map_bands(Path(out, name, f"{shard.name}.bands"), shard.documents)
-                origins = map_origins(Path(out, name, f"{shard.name}.docs"))
+                bands = map_signature_file(Path(out, name, f"{shard.name}.bands"), shard.documents)
+                origins = map_provenance(Path(out, name, f"{shard.name}.docs"))
                 pairs = zip(map(tuple, origins.hashes.tolist()), bands.keys.tolist(), strict=True)
                 found.setdefault(out, {}).update(pairs)
     assert found["whole"] == found["cut"]

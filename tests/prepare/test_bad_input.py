@@ -16,7 +16,7 @@ import pytest
 import batchloom
 from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_store, prepare
 from batchloom.core.errors import InputMissingError, RecordError, TooManyBadRecordsError
-from batchloom.preparation.settings import allowed_bad
+from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.units import unit_files
 from prepare.stores import jsonl, make, recipe_of, texts
 
@@ -119,10 +119,10 @@ def test_white_space_of_any_length_between_records_costs_no_memory_and_little_ti
 
 
 def test_the_budget_of_bad_records(tmp_path):
-    assert allowed_bad("0.1%", 100) == 10
-    assert allowed_bad("0.1%", 20_000) == 20
-    assert allowed_bad("0%", 10**6) == allowed_bad(0, 10**6) == 0
-    assert allowed_bad("7", 10**6) == 7
+    assert count_allowed_bad("0.1%", 100) == 10
+    assert count_allowed_bad("0.1%", 20_000) == 20
+    assert count_allowed_bad("0%", 10**6) == count_allowed_bad(0, 10**6) == 0
+    assert count_allowed_bad("7", 10**6) == 7
     good = [json.dumps({"text": f"t{i}"}) for i in range(200)]
     (tmp_path / "a.jsonl").write_text("\n".join([good[0], "bad", *good, *["bad"] * 10, *good]))
     with pytest.raises(TooManyBadRecordsError) as error:
@@ -281,10 +281,10 @@ def test_settings_are_judged_all_at_once():
 
 def test_a_share_of_bad_records_is_exact():
     """29 % of 100 is 29, which floating point makes 28.999..."""
-    from batchloom.preparation.settings import allowed_bad
+    from batchloom.preparation.settings import count_allowed_bad
 
-    assert [allowed_bad(f"{share}%", 100) for share in (29, 57, 58)] == [29, 57, 58]
-    assert allowed_bad("0.1%", 20_000) == 20
+    assert [count_allowed_bad(f"{share}%", 100) for share in (29, 57, 58)] == [29, 57, 58]
+    assert count_allowed_bad("0.1%", 20_000) == 20
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
 
 
 def test_more_documents_of_a_unit_than_can_be_numbered_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(unit_files, "_MOST_DOCUMENTS", 9)
+    monkeypatch.setattr(unit_files, "_MAX_DOCUMENTS", 9)
     jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(9)])
     make(tmp_path / "a.jsonl", tmp_path / "nine")
     jsonl(tmp_path / "b.jsonl", [{"text": f"document {n}"} for n in range(10)])

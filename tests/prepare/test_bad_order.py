@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from batchloom.core.document import BadRecord
 from batchloom.preparation import DedupRecipe
 from batchloom.preparation.units import UnitFiles, bad_records as bad_order
-from batchloom.preparation.units.bad_records import put_in_order
+from batchloom.preparation.units.bad_records import sort_bad_records
 from batchloom.preparation.units.unit_files import BAD_NAME
 
 
@@ -30,7 +30,7 @@ def test_any_runs_give_the_same_order(tmp_path_factory, places, run, block):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bad_order, "_RUN_BYTES", run)
         patch.setattr(bad_order, "_BLOCK_BYTES", block)
-        put_in_order(path)
+        sort_bad_records(path)
     expected = sorted(zip(places, lines, strict=True), key=lambda one: one[0])
     assert path.read_bytes() == b"".join(text for _, text in expected)
     assert [one.name for one in path.parent.iterdir()] == ["bad.jsonl"]
@@ -51,4 +51,6 @@ def test_a_unit_of_bad_records_alone_takes_no_more_memory(tmp_path):
     assert (tmp_path / BAD_NAME).stat().st_size > 24 << 20
     assert peak < 24 << 20
     with (tmp_path / BAD_NAME).open("rb") as file:
-        assert [bad_order._place(text) for text in file] == [(0, n) for n in range(50_000)]
+        assert [bad_order._record_position(text) for text in file] == [
+            (0, n) for n in range(50_000)
+        ]

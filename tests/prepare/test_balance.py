@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import (
     DocumentGroup,
-    Execution,
+    ExecutionSettings,
     Note,
     Progress,
     RunSettings,
     balance_subsets,
+    describe_missed_shares,
     run_recipe,
-    share_notes,
 )
 from batchloom.store import read_manifest
 from prepare.stores import documents, jsonl, make, recipe_of, tree
@@ -126,7 +126,7 @@ def prepare_units(out, *, workers=1, stop_after=None):
             raise KeyboardInterrupt
 
     recipe = recipe_of(inputs=("in.jsonl",), tokenizer="bytes", val_fraction=0.1, max_bad=0)
-    how = RunSettings(unit_bytes=4096, execution=Execution(workers=workers))
+    how = RunSettings(unit_bytes=4096, execution=ExecutionSettings(workers=workers))
     return run_recipe(recipe, Path(out), listener, settings=how)
 
 
@@ -214,13 +214,16 @@ def test_a_document_longer_than_a_shard_is_announced_with_its_place():
 def test_the_command_line_tells_shares_and_takes_the_option(capsys):
     jsonl("in.jsonl", texts([100] * 3))
     words = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--json"]
-    assert run([*words, "--out", "s"]) == 0
+    assert run_command_line([*words, "--out", "s"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert any(note.startswith("The val subset has 33.3 % of the tokens") for note in told["notes"])
-    assert run([*words, "--out", "t", "--no-balance-subsets", "--val-fraction", "0.5"]) == 0
+    assert (
+        run_command_line([*words, "--out", "t", "--no-balance-subsets", "--val-fraction", "0.5"])
+        == 0
+    )
     capsys.readouterr()
     assert "balance_subsets" not in read_manifest(Path("t")).recipe
-    assert run(["inspect", "s"]) == 0
+    assert run_command_line(["inspect", "s"]) == 0
     assert "val subset has 33.3 % of the tokens instead of 1 %" in capsys.readouterr().out
 
 
@@ -258,7 +261,9 @@ def test_the_share_is_met_wherever_some_documents_meet_it(lengths, share):
     assert is_met(val) or not reachable
     # Neither side is empty, and what misses the share is announced.
     assert 0 < val < total
-    told = share_notes(shares, {"train": total - val, "val": val, "test": 0}, len(lengths))
+    told = describe_missed_shares(
+        shares, {"train": total - val, "val": val, "test": 0}, len(lengths)
+    )
     assert bool(told) != is_met(val)
 
 
@@ -293,7 +298,7 @@ def test_a_note_proposes_to_cut_texts_only_where_files_are_texts(capsys):
     note = share_note(make("in.jsonl", "s", val_fraction=0.05))
     assert "Add data" in note
     assert "--split-on" not in note
-    assert run(["inspect", "s"]) == 0
+    assert run_command_line(["inspect", "s"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "instead of 5 % (--val-fraction)" in printed
     assert "--split-on" not in printed

@@ -7,7 +7,7 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError
-from batchloom.batches import IGNORE
+from batchloom.batches import IGNORE_INDEX
 from batchloom.core.errors import SchemaError, TooManyBadRecordsError
 from batchloom.preparation import convert
 from prepare.stores import jsonl
@@ -53,7 +53,7 @@ def test_batches_train_the_answers_and_nothing_else(tmp_path):
         piece
         for batch in loader
         for row in batch["labels"]
-        for piece in bytes((row[row != IGNORE] % 256).tolist()).decode().split("\x00")
+        for piece in bytes((row[row != IGNORE_INDEX] % 256).tolist()).decode().split("\x00")
         if piece
     )
     assert got == sorted(row["answer"] for row in ASKED)
@@ -196,7 +196,7 @@ def test_a_split_conversation_stays_together(tmp_path):
 
 
 def test_a_large_source_of_which_nothing_can_be_read_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.documents.record_parsers._MOST_BYTES", 1 << 18)
+    monkeypatch.setattr("batchloom.preparation.documents.record_parsers._MAX_SAMPLE_BYTES", 1 << 18)
     (tmp_path / "in.jsonl").write_text(("not json " * 40 + "\n") * 50_000)
     seen = []
     with pytest.raises(TooManyBadRecordsError, match="line 1"):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError, SettingsError
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import (
     InputMissingError,
     RecordError,
@@ -20,7 +20,7 @@ from batchloom.core.errors import (
     TooManyBadRecordsError,
 )
 from batchloom.preparation import convert
-from batchloom.sources import Part, PartReader, ReadRules, list_sources
+from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources
 from prepare.test_formats import MAKE, RECORDS
 from sources.test_tables import write
 from tiers import examples
@@ -32,7 +32,7 @@ def rows(path):
     """What the readers find in a file, as whole rows."""
     found = []
     for source in list_sources([str(path)]).sources:
-        with PartReader(Part(source, 0, source.size), ReadRules(text_field=None)) as reader:
+        with PartReader(SourcePart(source, 0, source.size), ReadRules(text_field=None)) as reader:
             for records in reader:
                 assert records.bad == []
                 found += records.values
@@ -260,15 +260,17 @@ def test_no_record_is_no_file(tmp_path):
 def test_the_command_writes_files_and_standard_output(tmp_path, capsysbinary):
     path = lines(tmp_path / "a.jsonl", {"q": "Q", "a": 1}, {"q": "R", "a": "x"})
     path.write_text(path.read_text() + "broken\n")
-    assert run(["convert", str(path), "--out", "-", "--columns", "a"]) == 0
+    assert run_command_line(["convert", str(path), "--out", "-", "--columns", "a"]) == 0
     out, told = capsysbinary.readouterr()
     assert out == b'{"a":1}\n{"a":"x"}\n'
     assert b"Left out: Invalid JSON on line 3" in told
     assert b"standard output: 2 rows; 1 bad record left out." in told
     target = str(tmp_path / "b.parquet")
-    assert run(["convert", str(path), "--out", target]) == 1
+    assert run_command_line(["convert", str(path), "--out", target]) == 1
     assert b"line 2: column 'a' holds whole numbers and text" in capsysbinary.readouterr().err
-    assert run(["convert", str(path), "--out", target, "--columns", "q", "--json"]) == 0
+    assert (
+        run_command_line(["convert", str(path), "--out", target, "--columns", "q", "--json"]) == 0
+    )
     facts = json.loads(capsysbinary.readouterr().out)
     assert (facts["rows"], facts["quarantined"], facts["form"]) == (2, 1, "parquet")
 

@@ -9,18 +9,18 @@ import pytest
 
 import batchloom
 from batchloom import SettingsError
-from batchloom.cli import run as main
+from batchloom.cli import run_command_line as main
 from batchloom.preparation import (
     ChatRecipe,
     DedupRecipe,
-    Execution,
+    ExecutionSettings,
     RunSettings,
-    read_facts,
     read_recipe,
+    read_report,
     run_recipe,
 )
-from batchloom.preparation.dedup import chance
-from batchloom.sources import Limits
+from batchloom.preparation.dedup import match_probability
+from batchloom.sources import ReadLimits
 from prepare.stores import documents, jsonl, make, recipe_of, texts, tree
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -49,10 +49,10 @@ def jaccard(one, other, shingle=5):
 def run(inputs, out, *, workers=1, unit_bytes=1 << 40, dry_run=False, **settings):
     recipe = recipe_of(inputs=tuple(map(str, inputs)), **{"tokenizer": "bytes", **settings})
     how = RunSettings(
-        execution=Execution(workers=workers),
+        execution=ExecutionSettings(workers=workers),
         unit_bytes=unit_bytes,
         dry_run=dry_run,
-        limits=Limits(),
+        limits=ReadLimits(),
     )
     return run_recipe(recipe, out, lambda _: None, settings=how)
 
@@ -114,13 +114,13 @@ def test_near_finds_what_its_banding_promises(corpus, tmp_path):
     alike = [
         jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "near"
     ]
-    promised = sum(chance(one, 14, 8) for one in alike)
+    promised = sum(match_probability(one, 14, 8) for one in alike)
     assert min(alike) > 0.9
     assert promised > 29.9
     unlike = [
         jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "far"
     ]
-    assert sum(chance(one, 14, 8) for one in unlike) < 0.3
+    assert sum(match_probability(one, 14, 8) for one in unlike) < 0.3
     result = make(corpus.inputs, tmp_path / "out", dedup="near")
     # Recall and precision are 1.
     assert texts(tmp_path / "out") == corpus.firsts("exact", "near")
@@ -132,7 +132,7 @@ def test_recall_is_that_of_the_formula(tmp_path):
     rng = random.Random(5)
     plain = [" ".join(words(rng, 100)) for _ in range(150)]
     alike = [nearly(rng, text, 0.12) for text in plain]
-    promised = [chance(jaccard(*pair), 14, 8) for pair in zip(plain, alike, strict=True)]
+    promised = [match_probability(jaccard(*pair), 14, 8) for pair in zip(plain, alike, strict=True)]
     expected, spread = sum(promised), sum(p * (1 - p) for p in promised) ** 0.5
     assert 75 < expected < 140
     path = jsonl(tmp_path / "in.jsonl", [{"text": text} for text in plain + alike])
@@ -351,7 +351,7 @@ def test_a_dry_run_shows_what_would_go_and_the_run_goes_on_from_it(corpus, tmp_p
     assert not dry.subsets
     assert not (out / "dataset_metadata.json").exists()
     work = next(path for path in out.iterdir())
-    pairs = read_facts(work).content.duplicates
+    pairs = read_report(work).content.duplicates
     assert sum(one.count for one in pairs) == 70
     real = run(corpus.inputs, out, dedup="near", unit_bytes=50_000)
     assert real.counts == dry.counts

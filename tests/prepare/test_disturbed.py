@@ -12,7 +12,7 @@ import pytest
 
 from batchloom import InputError
 from batchloom.core.errors import StoreConflictError
-from batchloom.preparation import Execution, Progress, RunSettings, run_recipe
+from batchloom.preparation import ExecutionSettings, Progress, RunSettings, run_recipe
 from prepare.jobs import end, job, run_job, start
 from prepare.stores import SMALL, jsonl, recipe_of, texts, tree
 
@@ -40,7 +40,7 @@ def prepared(
 ):
     """A job in this process (its workers in others), which can be listened to."""
     settings = RunSettings(
-        limits=SMALL, unit_bytes=6000, execution=Execution(workers=workers), **how
+        limits=SMALL, unit_bytes=6000, execution=ExecutionSettings(workers=workers), **how
     )
     recipe = recipe_of(
         inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=tokens_per_shard

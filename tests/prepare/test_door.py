@@ -173,8 +173,8 @@ def test_sizes(text, size):
 def test_plain_lines_tell_how_far_it_is(capsys, monkeypatch):
     from batchloom.cli import prepare as module
 
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0.0)
-    with module.Display() as display:
+    monkeypatch.setattr(module, "_PROGRESS_SECONDS", 0.0)
+    with module.ProgressDisplay() as display:
         display.show(Note("Left out: [bold]."))
         display.show(Progress("sample", 0, 10**6, 0, 0, 0, 0))
         display.show(Progress("tokenize", 5 * 10**5, 10**7, 0, 1, 1, 0))

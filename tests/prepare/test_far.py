@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from batchloom import InputError, OutputError, SettingsError, prepare
-from batchloom.cli import run as cli_run
+from batchloom.cli import run_command_line as cli_run
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import prepare_run as run, remote_prepare as far_job, rerun
-from batchloom.preparation.remote_output import OWNER_NAME, Uploads, upload_order
-from batchloom.preparation.remote_prepare import check_apart_far, usual_work
+from batchloom.preparation.remote_output import OWNER_NAME, StoreUploader, sort_for_upload
+from batchloom.preparation.remote_prepare import check_remote_separate, default_work_folder
 from batchloom.remote import (
-    FarFolder,
+    RemoteFolder,
     client as reach,
     s3_upload as far_s3,
     upload_retry as far_asking,
 )
-from batchloom.remote.multipart import PART_BYTES, known_file, parts_of
-from batchloom.remote.upload_retry import TRIES, waiting
+from batchloom.remote.multipart import PART_BYTES, compute_object_checksums, plan_parts
+from batchloom.remote.upload_retry import MAX_UPLOAD_ATTEMPTS, compute_jittered_backoff
 from prepare.s3_relay import Fault, relaying
 from prepare.stores import jsonl
 
@@ -43,8 +43,8 @@ def far(s3, monkeypatch):
     with relaying(s3.meta.endpoint_url) as relay:
         monkeypatch.setenv("AWS_ENDPOINT_URL", relay.url)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        monkeypatch.setattr(far_asking, "waiting", lambda tries, name: 0)
-        monkeypatch.setattr(far_s3, "waiting", lambda tries, name: 0)
+        monkeypatch.setattr(far_asking, "compute_jittered_backoff", lambda tries, name: 0)
+        monkeypatch.setattr(far_s3, "compute_jittered_backoff", lambda tries, name: 0)
         s3fs.S3FileSystem.clear_instance_cache()
         yield relay
         s3fs.S3FileSystem.clear_instance_cache()
@@ -62,7 +62,7 @@ def given(tmp_path, monkeypatch):
 def big(tmp_path):
     path = tmp_path / "big.bin"
     path.write_bytes(BIG)
-    assert len(parts_of(len(BIG))) == 3
+    assert len(plan_parts(len(BIG))) == 3
     return path
 
 
@@ -171,12 +171,12 @@ def test_what_passes_is_tried_again(far, s3, given, tmp_path, fault):
 )
 def test_large_files_go_in_parts(far, s3, big, faults):
     far.faults = faults
-    with FarFolder("s3://bucket/x") as folder:
+    with RemoteFolder("s3://bucket/x") as folder:
         found = folder.upload(big, "big.bin")
         folder.end_uploads()
     assert not any(one.times for one in faults)
     assert content(s3, "x/big.bin") == BIG
-    assert found.mark == f'"{known_file(big, len(BIG)).etag}"'
+    assert found.mark == f'"{compute_object_checksums(big, len(BIG)).etag}"'
     assert found.mark.endswith('-3"')
     assert left_over(s3) == []
 
@@ -201,7 +201,7 @@ def test_large_files_go_in_parts(far, s3, big, faults):
 def test_an_upload_that_fails_leaves_no_parts(far, s3, big, fault, words):
     far.faults = [fault]
     with (
-        FarFolder("s3://bucket/x") as folder,
+        RemoteFolder("s3://bucket/x") as folder,
         pytest.raises(OutputError, match=f"s3://bucket/x/big.bin.*{words}.* again") as told,
     ):
         folder.upload(big, "big.bin")
@@ -211,10 +211,10 @@ def test_an_upload_that_fails_leaves_no_parts(far, s3, big, fault, words):
 
 
 def test_a_server_that_hangs_is_not_waited_for(far, s3, big, monkeypatch):
-    monkeypatch.setattr(reach, "_SECONDS_TO_ANSWER", 1)
-    monkeypatch.setattr(reach, "_options", reach._options.__wrapped__)
+    monkeypatch.setattr(reach, "_READ_TIMEOUT", 1)
+    monkeypatch.setattr(reach, "_make_storage_options", reach._make_storage_options.__wrapped__)
     far.faults = [Fault("hang", part="partNumber=2")]
-    with FarFolder("s3://bucket/x") as folder:
+    with RemoteFolder("s3://bucket/x") as folder:
         folder.upload(big, "big.bin")
     assert content(s3, "x/big.bin") == BIG
     assert left_over(s3) == []
@@ -421,10 +421,10 @@ def test_inputs_of_a_store_elsewhere_are_told_apart_by_their_contents(
 
 def test_contents_of_inputs_are_read_once_for_a_store_elsewhere(memory, given, monkeypatch):
     read = []
-    hashed = rerun.content_hashes
+    hashed = rerun.hash_sources
     for module in (far_job, run):
         monkeypatch.setattr(
-            module, "content_hashes", lambda sources: read.append(1) or hashed(sources)
+            module, "hash_sources", lambda sources: read.append(1) or hashed(sources)
         )
     prepare(given, out="memory://bucket/store", hash_inputs=True, **OPTIONS)
     assert read == [1]
@@ -537,20 +537,20 @@ def test_a_job_whose_folder_another_took_sends_nothing(far, s3, given, tmp_path)
 
 
 def test_of_two_jobs_at_the_same_time_one_gets_the_folder(far, s3):
-    with FarFolder("s3://bucket/x") as one, FarFolder("s3://bucket/x") as other:
+    with RemoteFolder("s3://bucket/x") as one, RemoteFolder("s3://bucket/x") as other:
         assert one.create("owner", b"one") == b"one"
         assert other.create("owner", b"other") == b"one"
     # Both looked before one of them wrote.
     far.faults = [Fault("answer", method="GET", part="x/owner", status=404, code="NoSuchKey")]
-    with FarFolder("s3://bucket/x") as other:
+    with RemoteFolder("s3://bucket/x") as other:
         assert other.create("owner", b"other") == b"one"
     # The answer to the one who came first was lost.
     far.faults = [Fault("cut answer")]
-    with FarFolder("s3://bucket/y") as one:
+    with RemoteFolder("s3://bucket/y") as one:
         assert one.create("owner", b"one") == b"one"
     # A store that cannot do that.
     far.faults = [Fault("answer", status=501, code="NotImplemented")]
-    with FarFolder("s3://bucket/z") as one:
+    with RemoteFolder("s3://bucket/z") as one:
         assert one.create("owner", b"one") == b"one"
 
 
@@ -599,7 +599,7 @@ def test_other_file_systems_of_fsspec(given, tmp_path):
                 assert (
                     memory.cat(f"/bucket/store/{name}") == (tmp_path / "local" / name).read_bytes()
                 )
-        with FarFolder("memory://bucket/store") as folder:
+        with RemoteFolder("memory://bucket/store") as folder:
             found = folder.files()["train/shard_00000.bin"]
             assert folder.holds(
                 tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found
@@ -642,12 +642,12 @@ def test_what_is_no_place_for_a_store_is_refused(given, url, words, tmp_path):
 )
 def test_an_output_is_no_part_of_an_input(given, words):
     with pytest.raises(StoreConflictError, match=words):
-        check_apart_far([given], "s3://bucket/a/out")
+        check_remote_separate([given], "s3://bucket/a/out")
 
 
 def test_an_output_beside_an_input_is_none_of_it():
     beside = ["s3://bucket/a/*.jsonl", "s3://bucket/a/ou", "s3://other/a", "gs://bucket/a", "a"]
-    check_apart_far([*beside, "s3://bucket/a/out2"], "s3://bucket/a/out")
+    check_remote_separate([*beside, "s3://bucket/a/out2"], "s3://bucket/a/out")
 
 
 def test_work_is_for_stores_elsewhere(given, tmp_path):
@@ -661,8 +661,12 @@ def test_work_is_for_stores_elsewhere(given, tmp_path):
 
 def test_the_usual_work_folder_is_each_urls_own(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert usual_work("s3://b/a/") == usual_work("s3://b/a") != usual_work("s3://b/b")
-    assert usual_work("s3://b/a").parent == Path("/c/batchloom/prepare")
+    assert (
+        default_work_folder("s3://b/a/")
+        == default_work_folder("s3://b/a")
+        != default_work_folder("s3://b/b")
+    )
+    assert default_work_folder("s3://b/a").parent == Path("/c/batchloom/prepare")
 
 
 def test_the_manifest_goes_last():
@@ -674,23 +678,27 @@ def test_the_manifest_goes_last():
         "train/a.partial",
         ".work/x",
     ]
-    assert upload_order(names) == ["train/b", "val/a", "report.json", "dataset_metadata.json"]
+    assert sort_for_upload(names) == ["train/b", "val/a", "report.json", "dataset_metadata.json"]
 
 
 def test_parts_are_as_large_as_a_file_needs():
-    assert [(one.start, one.stop) for one in parts_of(0)] == [(0, 0)]
-    assert [(one.start, one.stop) for one in parts_of(PART_BYTES)] == [(0, PART_BYTES)]
-    assert len(parts_of(PART_BYTES + 1)) == 2
-    most = parts_of(5 << 40)
+    assert [(one.start, one.stop) for one in plan_parts(0)] == [(0, 0)]
+    assert [(one.start, one.stop) for one in plan_parts(PART_BYTES)] == [(0, PART_BYTES)]
+    assert len(plan_parts(PART_BYTES + 1)) == 2
+    most = plan_parts(5 << 40)
     assert len(most) <= 10_000
     assert most[-1].stop == 5 << 40
 
 
 def test_waits_are_bounded_and_each_names_own():
-    waits = [waiting(tries, "s3://b/x") for tries in range(1, TRIES)]
+    waits = [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_UPLOAD_ATTEMPTS)]
     assert 30 < sum(waits) < 70
-    assert waits != [waiting(tries, "s3://b/y") for tries in range(1, TRIES)]
-    assert waits == [waiting(tries, "s3://b/x") for tries in range(1, TRIES)]
+    assert waits != [
+        compute_jittered_backoff(tries, "s3://b/y") for tries in range(1, MAX_UPLOAD_ATTEMPTS)
+    ]
+    assert waits == [
+        compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_UPLOAD_ATTEMPTS)
+    ]
 
 
 def test_a_record_that_a_kill_cut_off_says_nothing(tmp_path):
@@ -698,15 +706,15 @@ def test_a_record_that_a_kill_cut_off_says_nothing(tmp_path):
 
     record, local = tmp_path / "w" / "uploads.jsonl", tmp_path / "a"
     local.write_bytes(b"abc")
-    with FarFolder("memory://bucket/u") as folder:
-        uploads = Uploads(folder, folder.files(), record)
+    with RemoteFolder("memory://bucket/u") as folder:
+        uploads = StoreUploader(folder, folder.files(), record)
         assert (uploads.known("a"), uploads.send(local, "a"), uploads.known("a")) == (
             False,
             True,
             True,
         )
-        assert Uploads(folder, folder.files(), record).known("a")
+        assert StoreUploader(folder, folder.files(), record).known("a")
         record.write_bytes(record.read_bytes()[:-9])
-        again = Uploads(folder, folder.files(), record)
+        again = StoreUploader(folder, folder.files(), record)
         assert (again.known("a"), again.send(local, "a"), again.known("a")) == (False, False, True)
     fsspec.filesystem("memory").rm("/bucket", recursive=True)

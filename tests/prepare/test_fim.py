@@ -10,23 +10,23 @@ import xxhash
 
 import batchloom
 from batchloom import Recipe, SettingsError, TokenizerError
-from batchloom.core.fingerprint import key128
+from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, mix_int
 from batchloom.preparation import (
-    Execution,
-    Fim,
+    ExecutionSettings,
+    FimRecipe,
     Progress,
     ReadRecipe,
     RunSettings,
-    read_facts,
+    compute_recipe_fingerprint,
     read_recipe,
-    recipe_fingerprint,
-    recipe_plain,
+    read_report,
+    recipe_to_plain,
     run_recipe,
 )
-from batchloom.preparation.documents.fill_in_the_middle import FimCutter, cut_texts
+from batchloom.preparation.documents.fill_in_the_middle import FimCutter, apply_fim
 from batchloom.preparation.documents.token_encoder import hash_documents
-from batchloom.preparation.settings import fim_of, fim_plain
+from batchloom.preparation.settings import fim_to_plain, parse_fim
 from batchloom.tokens import train_tokenizer
 from prepare.stores import SMALL, tree
 
@@ -122,15 +122,15 @@ def test_the_parts_are_the_text_again(folder, tmp_path, rate):
     assert within(count, len(orders), rate)
     # Empty prefixes of short texts count as the other order: one of every len + 1.
     assert within(orders.count("psm"), count, 0.5 * 0.93)
-    flows = {flow.step: flow for flow in read_facts(moved).content.flows}
+    flows = {flow.step: flow for flow in read_report(moved).content.flows}
     assert flows["tokenize"].altered == count
 
 
 def test_the_cuts_are_pinned():
     """Which texts are cut, and where, is part of a store: in plain integers, as docs/augmentation.md says it."""
     texts = [f"the text {n} of some" for n in range(200)]
-    how = FimCutter(0.5, 0.5, key128("fim", 7), 1, 2, 3)
-    cut = cut_texts(texts, hash_documents(texts), how)
+    how = FimCutter(0.5, 0.5, derive_key("fim", 7), 1, 2, 3)
+    cut = apply_fim(texts, hash_documents(texts), how)
     found = [cut.pieces[a:b] for a, b in itertools.pairwise(cut.bounds.tolist())]
     assert found == [expected(text, 7) for text in texts]
     assert found[:4] == PINNED
@@ -145,7 +145,7 @@ PINNED = [
 
 
 def expected(text, seed):
-    key, whole = key128("fim", seed), xxhash.xxh3_128_intdigest(text.encode())
+    key, whole = derive_key("fim", seed), xxhash.xxh3_128_intdigest(text.encode())
     low, high = whole % 2**64, whole >> 64
     own = mix_int(mix_int(mix_int((low + key[0]) % 2**64) ^ key[1]) ^ high)
     words = [mix_int((own + number * GOLDEN) % 2**64) for number in range(5)]
@@ -184,9 +184,9 @@ def test_off_is_as_if_it_were_not_there(folder, tmp_path):
     assert files_of(make(folder, tmp_path / "none", fim=0)) == plain
     assert b"fim" not in plain[Path("dataset_metadata.json")].replace(b"<fim_", b"")
     recipe = Recipe(inputs=("a",))
-    assert "fim" not in recipe_plain(recipe)["reading"]
+    assert "fim" not in recipe_to_plain(recipe)["reading"]
     # Pinned: stores that are there are found finished by the same command.
-    assert recipe_fingerprint(recipe) == FINGERPRINT
+    assert compute_recipe_fingerprint(recipe) == FINGERPRINT
 
 
 FINGERPRINT = "530f7466bcb781bd2d57537830ad6b0c"
@@ -212,11 +212,11 @@ def test_stopped_in_small_units_it_goes_on_to_the_same_bytes(folder, tmp_path, w
     recipe = Recipe(
         inputs=(str(folder / "in.jsonl"),),
         tokenizer=str(folder / "tokenizer.json"),
-        reading=ReadRecipe(fim=Fim(rate=0.5), normalize=False),
+        reading=ReadRecipe(fim=FimRecipe(rate=0.5), normalize=False),
     )
 
     def run(out, listener=lambda event: None, workers=1):
-        execution = Execution(workers=workers)
+        execution = ExecutionSettings(workers=workers)
         settings = RunSettings(limits=SMALL, unit_bytes=8000, execution=execution)
         run_recipe(recipe, out, listener, settings=settings)
         return tree(out)
@@ -240,7 +240,7 @@ def test_a_store_is_made_again_from_its_recipe(folder, tmp_path, monkeypatch):
         make(folder, first, fim=fim)
         batchloom.prepare(recipe=first, out=again)
         assert files_of(again) == files_of(first)
-        assert read_recipe(first).reading.fim == fim_of(fim)
+        assert read_recipe(first).reading.fim == parse_fim(fim)
 
 
 @pytest.mark.parametrize("dedup", ["exact", "near"])
@@ -335,6 +335,6 @@ def test_wrong_settings_are_refused(tmp_path, fim, said):
 
 @pytest.mark.parametrize("fim", [0.5, 1, {"rate": 0.5, "seed": 2}, {"rate": 0.1, "spm_rate": 0}])
 def test_the_short_form_is_read_again(fim):
-    value = fim_of(fim)
-    assert fim_of(fim_plain(value)) == value == fim_of(value)
-    assert fim_plain(fim_of(1)) == fim_plain(Fim(rate=1.0)) == 1.0
+    value = parse_fim(fim)
+    assert parse_fim(fim_to_plain(value)) == value == parse_fim(value)
+    assert fim_to_plain(parse_fim(1)) == fim_to_plain(FimRecipe(rate=1.0)) == 1.0

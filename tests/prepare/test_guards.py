@@ -98,7 +98,7 @@ def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(
         return run_recipe(recipe, out, lambda event: None, settings=settings)
 
     monkeypatch.setattr(job, "WorkFolder", folder)
-    monkeypatch.setattr(job, "changing", lambda place: warnings.catch_warnings())
+    monkeypatch.setattr(job, "lock_store", lambda place: warnings.catch_warnings())
     recipe = recipe_of(
         inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500
     )
@@ -142,12 +142,12 @@ def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, m
     out, installed = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
         make(inputs, out, listener=stop_at("write", 20), **SETTINGS)
-    versions._installed.cache_clear()
+    versions._installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, "version", lambda name: f"{installed(name)}.99")
         with pytest.raises(KeyboardInterrupt):
             make(inputs, out, listener=stop_at("tokenize", 20), **SETTINGS)
-    versions._installed.cache_clear()
+    versions._installed_version.cache_clear()
     make(inputs, out, **SETTINGS)
     assert tree(out) == tree(tmp_path / "whole")
 
@@ -156,7 +156,7 @@ def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, mo
     out, installed = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
         make(inputs, out, listener=stop_at("write"), **SETTINGS)
-    versions._installed.cache_clear()
+    versions._installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(
             importlib.metadata,
@@ -164,7 +164,7 @@ def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, mo
             lambda name: "99.0" if name == "batchloom" else installed(name),
         )
         assert make(inputs, out, **SETTINGS).resumed_units == 0
-    versions._installed.cache_clear()
+    versions._installed_version.cache_clear()
 
 
 def test_shards_of_a_job_that_was_given_up_do_not_stay_in_the_store(tmp_path, inputs):

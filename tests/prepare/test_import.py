@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, OutputError, SettingsError
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError, StoreConflictError
 from batchloom.preparation import import_tokens
 from batchloom.testing import write_store
@@ -330,11 +330,11 @@ def test_another_file_system(tmp_path, prefix, monkeypatch):
 
 def test_many_stretches_give_what_one_gives(tmp_path, prefix, monkeypatch):
     import_tokens(prefix, out=tmp_path / "a", tokenizer="bytes")
-    monkeypatch.setattr("batchloom.preparation.imports.token_pass._TOKENS", 30)
-    monkeypatch.setattr("batchloom.preparation.imports.token_pass._DOCUMENTS", 3)
-    monkeypatch.setattr("batchloom.preparation.imports.import_shards._BLOCK", 7)
-    monkeypatch.setattr("batchloom.preparation.imports.token_files._BLOCK", 11)
-    monkeypatch.setattr("batchloom.store.format.megatron_index._STRETCH", 5)
+    monkeypatch.setattr("batchloom.preparation.imports.token_pass._MAX_BATCH_TOKENS", 30)
+    monkeypatch.setattr("batchloom.preparation.imports.token_pass._MAX_BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr("batchloom.preparation.imports.import_shards._CHUNK_SIZE", 7)
+    monkeypatch.setattr("batchloom.preparation.imports.token_files._CHUNK_SIZE", 11)
+    monkeypatch.setattr("batchloom.store.format.megatron_index._CHUNK_DOCUMENTS", 5)
     import_tokens(prefix, out=tmp_path / "b", tokenizer="bytes")
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
     path = flat(tmp_path / "f.bin", WORDS)
@@ -357,12 +357,20 @@ def test_an_import_that_was_stopped_begins_anew(tmp_path, prefix):
 
 def test_the_command(tmp_path, prefix, capsys):
     out = str(tmp_path / "s")
-    assert run(["import", str(prefix), "--out", out, "--vocab_size", "257", "--json"]) == 0
+    assert (
+        run_command_line(["import", str(prefix), "--out", out, "--vocab_size", "257", "--json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["counts"]["documents"] == 120
-    assert run(["check", out]) == 0
-    assert run(["import", str(prefix), "--out", out]) == 2
+    assert run_command_line(["check", out]) == 0
+    assert run_command_line(["import", str(prefix), "--out", out]) == 2
     assert "say what the ids mean" in capsys.readouterr().err
-    assert run(["import", str(prefix), "--out", out, "--copy", "--symlink", "--vocab-size=9"]) == 2
+    assert (
+        run_command_line(
+            ["import", str(prefix), "--out", out, "--copy", "--symlink", "--vocab-size=9"]
+        )
+        == 2
+    )
 
 
 @settings(max_examples=examples(120), suppress_health_check=list(HealthCheck))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.preparation import read_recipe
-from batchloom.sources import Asked, list_sources
+from batchloom.sources import DeclaredInput, list_sources
 from prepare.stores import jsonl
 
 TOLD = "--follow-links follows them."
@@ -35,7 +35,7 @@ def link(place, target):
 
 
 def names(given, *, follow_links=False):
-    listing = list_sources([given], asked=[Asked(follow_links=follow_links)])
+    listing = list_sources([given], asked=[DeclaredInput(follow_links=follow_links)])
     return [source.name for source in listing.sources], " ".join(listing.notes)
 
 
@@ -188,16 +188,16 @@ def test_every_command_skips_and_follows(capsys):
         (["convert", "data", "--out"], "rows.jsonl"),
         (["doctor", "data", "--tokenizer", "bytes"], ""),
     ):
-        assert run([*words, *([out] if out else [])]) == 0
+        assert run_command_line([*words, *([out] if out else [])]) == 0
         captured = capsys.readouterr()
         assert told in " ".join((captured.out + captured.err).split()), words
-        assert run([*words, *([f"all-{out}"] if out else []), "--follow-links"]) == 0
+        assert run_command_line([*words, *([f"all-{out}"] if out else []), "--follow-links"]) == 0
         captured = capsys.readouterr()
         assert TOLD not in captured.out + captured.err, words
     assert Path("rows.jsonl").read_text().count("\n") == 5
     assert Path("all-rows.jsonl").read_text().count("\n") == 15
     assert told in json.loads(Path("store/report.json").read_text())["notes"]
-    assert run(["check", "data"]) == 0
+    assert run_command_line(["check", "data"]) == 0
     assert told in " ".join(capsys.readouterr().out.split())
 
 

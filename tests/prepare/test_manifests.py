@@ -11,7 +11,7 @@ import pytest
 import batchloom
 from batchloom import DatasetConfig, InputError, PlanSpec, SettingsError
 from batchloom.core.errors import InputMissingError, StoreConflictError
-from batchloom.preparation import choose_recipe, convert
+from batchloom.preparation import convert, make_request
 from batchloom.store import read_manifest
 from prepare.stores import jsonl, texts, tree
 from sources.test_saved import ROWS as SAVED, save
@@ -65,7 +65,7 @@ def prepare(inputs, out, **settings):
 
 def placed(manifest):
     """(input, what is said of it) of each data set."""
-    recipe = choose_recipe([str(manifest)], {}, None).recipe
+    recipe = make_request([str(manifest)], {}, None).recipe
     return list(zip(recipe.inputs, recipe.sources, strict=True))
 
 
@@ -476,7 +476,7 @@ def test_what_belongs_to_the_hub_alone(folder):
 
 def test_fineweb_edu_is_a_preset_or_a_column_called_text(folder):
     manifest = write(folder / "m.yaml", "dataset: {dataset_type: fineweb_edu}")
-    recipe = choose_recipe([str(manifest)], {}, None).recipe
+    recipe = make_request([str(manifest)], {}, None).recipe
     assert (recipe.inputs, recipe.reading.text_field) == (("fineweb-edu",), "text")
     rows = [{"text": f"t{n}", "messages": []} for n in range(9)]
     jsonl(folder / "data/edu.jsonl", rows)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import open_store
-from batchloom.chat import FORMS, detect_schema, shape_of
+from batchloom.chat import FORM_RULES, compute_record_shape, detect_schema
 from batchloom.core.errors import SchemaError, StoreConflictError
 from prepare.stores import make, texts
 from tiers import examples
 
-NAMES = sorted({n for rule in FORMS for names in rule.required.values() for n in names})
+NAMES = sorted({n for rule in FORM_RULES for names in rule.required.values() for n in names})
 NAMES += ["label", "system", "input", "other", "labels"]
 PLAIN = ["", "a text", " [1]", "[]", "true", " 0 ", "1.0", None, True, False, 0, 1, 1.0, 2, 0.5]
 ROWS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(PLAIN), max_size=5)
@@ -30,15 +30,15 @@ def schema_of(rows):
 @given(ROWS, st.data())
 def test_records_of_one_shape_have_one_schema(row, data):
     # The same columns, each with another value of which as much is told.
-    shape = shape_of([row])
+    shape = compute_record_shape([row])
     assert shape is not None
     other = {
         name: data.draw(
-            st.sampled_from([v for v in PLAIN if shape_of([{name: v}]) == ((name, t),)])
+            st.sampled_from([v for v in PLAIN if compute_record_shape([{name: v}]) == ((name, t),)])
         )
         for name, t in shape
     }
-    assert shape_of([row, other]) == shape
+    assert compute_record_shape([row, other]) == shape
     assert schema_of([other] * 3) == schema_of([row])
 
 
@@ -53,7 +53,7 @@ def test_records_of_one_shape_have_one_schema(row, data):
     ],
 )
 def test_other_records_are_looked_at(rows):
-    assert shape_of(rows) is None
+    assert compute_record_shape(rows) is None
 
 
 def write(folder, names):

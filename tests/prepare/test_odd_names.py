@@ -8,7 +8,7 @@ import pytest
 import batchloom
 from batchloom import InputError, OutputError, SettingsError, check
 from batchloom.core.errors import StoreConflictError
-from batchloom.sources import input_labels
+from batchloom.sources import make_input_labels
 from batchloom.store import read_manifest
 from prepare.stores import make, recipe_of, texts
 
@@ -60,7 +60,7 @@ def test_a_working_folder_that_was_deleted_is_not_needed(here, monkeypatch):
 
 def test_no_two_inputs_are_called_the_same():
     odd = [os.fsdecode(name) for name in (b"/a/\xff", b"/a/\xfe", b"/b/\xff")]
-    assert input_labels([*odd, "/x", "x", odd[0]]) == [
+    assert make_input_labels([*odd, "/x", "x", odd[0]]) == [
         "a/\ufffd",
         "\ufffd",
         "b/\ufffd",

@@ -7,7 +7,7 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError
-from batchloom.store import CHOSEN, REJECTED, Labels, Pairs, export_store
+from batchloom.store import CHOSEN, REJECTED, LabelledAnswers, PreferencePairs, export_store
 from prepare.stores import jsonl, make, tree
 from prepare.test_resume import run_killed
 
@@ -32,7 +32,7 @@ def pairs(out):
     """(record, prompt, chosen, rejected, subset) of every pair of a store of bytes, by id."""
     found = []
     for split in batchloom.open_store(out).subsets:
-        stored = Pairs(batchloom.open_store(out, split))
+        stored = PreferencePairs(batchloom.open_store(out, split))
         for n, number in enumerate(stored.ids.tolist()):
             one = stored[n]
             record = stored.store.provenance.of(int(stored.chosen[n])).record
@@ -65,8 +65,8 @@ SETTINGS = {"unit_bytes": 4000, "val_fraction": 0.2, "tokens_per_shard": 500}
 
 
 def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.phases.duplicate_resolution._STRETCH_ROWS", 7)
-    monkeypatch.setattr("batchloom.preparation.phases.unit_shards._STRETCH_TOKENS", 100)
+    monkeypatch.setattr("batchloom.preparation.phases.duplicate_resolution._CHUNK_ROWS", 7)
+    monkeypatch.setattr("batchloom.preparation.phases.unit_shards._CHUNK_TOKENS", 100)
     monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
     jsonl(tmp_path / "in.jsonl", ROWS)
     for name, most, count in (("tiny", 1, 200), ("odd", 500, 20), ("one", 10**6, 4)):
@@ -196,7 +196,7 @@ def test_labels(tmp_path):
     found = {}
     for split in ("train", "val"):
         store = batchloom.open_store(result.path, split)
-        labels = Labels(store)
+        labels = LabelledAnswers(store)
         assert len(labels) == len(store) == len(labels.good)
         for n in range(len(labels)):
             one = labels[n]
@@ -206,7 +206,7 @@ def test_labels(tmp_path):
     assert found == {n: n % 3 == 0 for n in range(40)}
     assert batchloom.check(result.path).sound
     with pytest.raises(InputError, match="holds no preference pairs"):
-        Pairs(store)
+        PreferencePairs(store)
 
 
 def test_no_labelled_answer_is_kept_without_its_prompt(tmp_path):
@@ -222,7 +222,7 @@ def test_a_labelled_conversation_is_judged_by_its_last_turn(tmp_path):
     rows = [{"messages": turns, "label": n % 2 == 0} for n in range(6)]
     rows.append({"messages": turns[:3], "label": True})
     result = prepare(tmp_path, rows)
-    one = Labels(batchloom.open_store(result.path))[0]
+    one = LabelledAnswers(batchloom.open_store(result.path))[0]
     assert text(one["completion_ids"]) == "bad\n"
     assert text(one["prompt_ids"]).count("Assistant:") == 2
     reason = json.loads((result.path / "quarantine.jsonl").read_text())["reason"]
@@ -231,16 +231,16 @@ def test_a_labelled_conversation_is_judged_by_its_last_turn(tmp_path):
 
 def test_of_pairs_the_answers_have_labels(tmp_path):
     store = batchloom.open_store(prepare(tmp_path, ROWS[:5]).path)
-    labels = Labels(store)
+    labels = LabelledAnswers(store)
     assert labels.good.tolist() == [True, False] * 5
     assert [labels[n]["label"] for n in (0, 1, -1)] == [True, False, False]
-    assert labels[0]["completion_ids"] == Pairs(store)[0]["chosen_ids"]
+    assert labels[0]["completion_ids"] == PreferencePairs(store)[0]["chosen_ids"]
 
 
 def test_pairs_are_a_dataset(tmp_path):
     import pickle
 
-    stored = Pairs(batchloom.open_store(prepare(tmp_path, ROWS[:5]).path))
+    stored = PreferencePairs(batchloom.open_store(prepare(tmp_path, ROWS[:5]).path))
     assert len(list(stored)) == len(stored) == 5
     assert stored[-1] == stored[4] == pickle.loads(pickle.dumps(stored))[4]
     assert stored[np.int64(2)]["prompt_ids"] == stored[2]["prompt_ids"]
@@ -331,14 +331,14 @@ def test_mds_carries_pair_and_side(tmp_path):
 
 
 def test_inspect_and_the_command_line_show_what_they_are(tmp_path, capsys):
-    from batchloom.cli import run
+    from batchloom.cli import run_command_line
 
     jsonl(tmp_path / "in.jsonl", ROWS)
     out = str(tmp_path / "out")
     settings = ["--out", out, "--tokenizer", "bytes", "--val-fraction", "0"]
-    assert run(["prepare", str(tmp_path / "in.jsonl"), *settings]) == 0
-    assert run(["check", out]) == 0
-    assert run(["inspect", out, "--seq-len", "64"]) == 0
+    assert run_command_line(["prepare", str(tmp_path / "in.jsonl"), *settings]) == 0
+    assert run_command_line(["check", out]) == 0
+    assert run_command_line(["inspect", out, "--seq-len", "64"]) == 0
     shown = capsys.readouterr().out
     assert "preferences (pairs): 200 chosen, 200 rejected" in " ".join(shown.split())
     assert batchloom.inspect(out, seq_len=64).sides == {"chosen": 200, "rejected": 200}
@@ -349,13 +349,17 @@ def test_csv_and_parquet(tmp_path):
     import pyarrow.parquet as pq
 
     (tmp_path / "a.csv").write_text("prompt,completion,label\nq,a,True\nq,b,0\nq,c,yes\n")
-    assert Labels(open_made(tmp_path / "a.csv", tmp_path / "c", max_bad=1)).good.tolist() == [
+    assert LabelledAnswers(
+        open_made(tmp_path / "a.csv", tmp_path / "c", max_bad=1)
+    ).good.tolist() == [
         True,
         False,
     ]
     rows = [{"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}] * 3
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert len(Pairs(open_made(tmp_path / "a.parquet", tmp_path / "p", dedup="none"))) == 3
+    assert (
+        len(PreferencePairs(open_made(tmp_path / "a.parquet", tmp_path / "p", dedup="none"))) == 3
+    )
 
 
 def open_made(source, out, **settings):

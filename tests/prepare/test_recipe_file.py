@@ -12,28 +12,28 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import batchloom
 from batchloom import BatchloomError, InputError, Recipe, SettingsError, StoreError
-from batchloom.chat import BUILT_IN
+from batchloom.chat import BUILT_IN_TEMPLATES
 from batchloom.core.errors import InputMissingError, RecordError, StoreConflictError
 from batchloom.preparation import (
     ChatRecipe,
     DedupRecipe,
     ReadRecipe,
-    choose_recipe,
-    dedup_of,
+    make_request,
+    parse_clean_steps,
+    parse_dedup,
     read_recipe,
-    recipe_plain,
-    steps_of,
+    recipe_to_plain,
 )
-from batchloom.preparation.request import SETTINGS, recipe_text
-from batchloom.preparation.request.recipe_file import KEYS
+from batchloom.preparation.request import SETTINGS, format_recipe
+from batchloom.preparation.request.recipe_file import RECIPE_KEYS
 from batchloom.preparation.settings import (
     SourceRecipe,
-    dedup_plain,
-    size_of,
-    size_text,
-    steps_plain,
+    clean_steps_to_settings,
+    dedup_to_plain,
+    format_token_count,
+    parse_token_count,
 )
-from batchloom.preparation.settings.dedup_recipe import DEDUPS
+from batchloom.preparation.settings.dedup_recipe import DEDUP_MODES
 from batchloom.store import read_manifest
 from batchloom.text import CleanStep
 from batchloom.tokens import train_tokenizer
@@ -130,7 +130,7 @@ def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(job
     assert tree("two") == tree("one")
     assert again.notes[-1] == "two is the same as one, to the byte."
     assert batchloom.prepare(recipe="one/dataset_metadata.json", out="two").already_done
-    write("recipe.yaml", recipe_text(choose_recipe(inputs, said, None).recipe))
+    write("recipe.yaml", format_recipe(make_request(inputs, said, None).recipe))
     batchloom.prepare(recipe="recipe.yaml", out="three")
     assert tree("three") == tree("one")
     assert first.counts.documents == read_manifest(first.path / "../three").counts.documents
@@ -254,7 +254,7 @@ def test_made_up_data_is_made_up_again(folder):
     )
     batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
-    write("r.yaml", recipe_text(read_recipe("one")))
+    write("r.yaml", format_recipe(read_recipe("one")))
     batchloom.prepare(recipe="r.yaml", out="three")
     assert tree("three") == tree("one")
 
@@ -281,19 +281,19 @@ def test_options_and_inputs_win_over_a_file(folder):
     )
     assert [one.name for one in recipe.sources] == [None, "asked"]
     same = {"split_on": None, "tokenizer": "bytes", "val_fraction": 0.0}
-    over = choose_recipe(None, same, "wiki.yaml").recipe
+    over = make_request(None, same, "wiki.yaml").recipe
     assert over == replace(recipe, tokenizer="bytes", val_fraction=0.0)
-    assert choose_recipe(None, same, recipe).recipe == over
+    assert make_request(None, same, recipe).recipe == over
     # As many inputs take the places of the recipe's, with what is said of each.
-    moved = choose_recipe(["data/prose.txt", "data/lines.txt"], {}, "wiki.yaml").recipe
+    moved = make_request(["data/prose.txt", "data/lines.txt"], {}, "wiki.yaml").recipe
     assert moved.inputs == ("data/prose.txt", "data/lines.txt")
     assert moved.sources == recipe.sources
     with pytest.raises(
         InputError, match=r"wiki.yaml says something of each of its 2 inputs, and 1 are given"
     ):
-        choose_recipe(["data/prose.txt"], {}, "wiki.yaml")
+        make_request(["data/prose.txt"], {}, "wiki.yaml")
     write("plain.yaml", "val_fraction: 0.5\nmapping: {prompt: question, response: answer}\n")
-    assert choose_recipe("x.jsonl", {"text_field": "t"}, "plain.yaml").recipe == Recipe(
+    assert make_request("x.jsonl", {"text_field": "t"}, "plain.yaml").recipe == Recipe(
         inputs=("x.jsonl",), val_fraction=0.5, reading=ReadRecipe(text_field="t")
     )
 
@@ -355,7 +355,7 @@ train_on: me
 """
     write("w.yaml", wrong)
     with pytest.raises(SettingsError) as error:
-        choose_recipe(None, {"dtype": "uint8", "tokenizer": ""}, "w.yaml")
+        make_request(None, {"dtype": "uint8", "tokenizer": ""}, "w.yaml")
     assert sorted(
         problem.partition(": ")[2].split(":")[0]
         if problem.startswith("w.yaml: ")
@@ -481,9 +481,9 @@ def test_every_setting_has_its_key():
     reading = ReadRecipe(ignore=("lang",))
     changed = replace(recipe, reading=reading, balance_subsets=False, follow_links=True)
     for one, missing in ((recipe, later), (changed, set())):
-        printed = recipe_text(one).splitlines()
+        printed = format_recipe(one).splitlines()
         keys = [line.split(":")[0] for line in printed if line[0].isalpha()]
-        assert keys == [key for key in KEYS if key not in missing]
+        assert keys == [key for key in RECIPE_KEYS if key not in missing]
 
 
 TEXT = st.text(
@@ -554,7 +554,7 @@ RECIPES = st.builds(
     normalize=st.booleans(),
     chat=st.fixed_dictionaries(
         {
-            "template": st.none() | st.sampled_from(list(BUILT_IN)) | NAMED,
+            "template": st.none() | st.sampled_from(list(BUILT_IN_TEMPLATES)) | NAMED,
             "train_on": st.sampled_from([None, "all", "last"]),
             "max_tokens": st.integers(1, 9),
             "overlong": st.sampled_from(["drop", "split"]),
@@ -585,18 +585,18 @@ def test_what_is_printed_is_read_as_the_same(folder, recipe, sources):
         one.name is not None for one in sources
     ):
         recipe = replace(recipe, sources=said if any(one != SourceRecipe() for one in said) else ())
-    text = recipe_text(recipe)
+    text = format_recipe(recipe)
     with open("r.yaml", "w", newline="") as file:
         file.write(text)
     assert read_recipe("r.yaml") == recipe
-    assert recipe_plain(read_recipe("r.yaml")) == recipe_plain(recipe)
-    values = json.loads(json.dumps(recipe_plain(recipe)))
-    assert values == recipe_plain(recipe)
+    assert recipe_to_plain(read_recipe("r.yaml")) == recipe_to_plain(recipe)
+    values = json.loads(json.dumps(recipe_to_plain(recipe)))
+    assert values == recipe_to_plain(recipe)
 
 
 def test_a_path_that_is_no_text_cannot_be_printed():
     with pytest.raises(InputError, match="holds bytes that are no UTF-8"):
-        recipe_text(Recipe(inputs=("a\udcff",)))
+        format_recipe(Recipe(inputs=("a\udcff",)))
 
 
 SETTING = st.recursive(
@@ -620,21 +620,25 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_steps_of_cleaning_there_and_back(steps):
-    assert steps_of(steps_plain(steps)) == steps_of(steps) == tuple(steps)
+    assert (
+        parse_clean_steps(clean_steps_to_settings(steps))
+        == parse_clean_steps(steps)
+        == tuple(steps)
+    )
 
 
 def test_short_forms_of_steps():
     two = (CleanStep("whitespace"), CleanStep("gopher", {"min_words": 30}))
-    assert steps_of(["whitespace", {"gopher": {"min_words": 30}}]) == two
+    assert parse_clean_steps(["whitespace", {"gopher": {"min_words": 30}}]) == two
     assert (
-        steps_of("whitespace , pii")
-        == steps_of(["whitespace,pii"])
-        == steps_of(["whitespace", {"pii": None}])
+        parse_clean_steps("whitespace , pii")
+        == parse_clean_steps(["whitespace,pii"])
+        == parse_clean_steps(["whitespace", {"pii": None}])
     )
-    assert steps_of("none") == steps_of(None) == steps_of([]) == ()
+    assert parse_clean_steps("none") == parse_clean_steps(None) == parse_clean_steps([]) == ()
 
 
-ANY = st.dictionaries(st.sampled_from([*KEYS, "x"]), SETTING | st.lists(SETTING, max_size=3))
+ANY = st.dictionaries(st.sampled_from([*RECIPE_KEYS, "x"]), SETTING | st.lists(SETTING, max_size=3))
 
 
 @settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -642,21 +646,21 @@ ANY = st.dictionaries(st.sampled_from([*KEYS, "x"]), SETTING | st.lists(SETTING,
 def test_whatever_is_written_is_a_recipe_or_an_error_that_says_why(folder, values, name):
     write(name, json.dumps(values))
     with contextlib.suppress(BatchloomError):
-        recipe_plain(read_recipe(name))
+        recipe_to_plain(read_recipe(name))
 
 
 BANDING = st.fixed_dictionaries({"bands": st.integers(1, 64), "rows": st.integers(1, 64)})
 SIMILARITY = st.fixed_dictionaries({"similarity": st.floats(0.05, 1) | st.just(1)})
 
 
-@given(st.sampled_from(DEDUPS), BANDING | SIMILARITY, st.integers(1, 1024))
+@given(st.sampled_from(DEDUP_MODES), BANDING | SIMILARITY, st.integers(1, 1024))
 def test_deduplication_there_and_back(mode, more, shingle):
     more = {**more, "shingle": shingle} if mode == "near" else {}
     dedup = DedupRecipe(mode=mode, **more)
-    assert dedup_of(dedup_plain(dedup)) == dedup
+    assert parse_dedup(dedup_to_plain(dedup)) == dedup
     assert not dedup.problems()
 
 
 @given(st.integers(0, 10**15))
 def test_sizes_there_and_back(size):
-    assert size_of(str(size_text(size))) == size
+    assert parse_token_count(str(format_token_count(size))) == size

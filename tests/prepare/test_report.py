@@ -12,32 +12,32 @@ from hypothesis import given, strategies as st
 
 import batchloom
 from batchloom import Recipe
-from batchloom.preparation import Content, ReadRecipe, ReportFacts, Spent, read_facts
+from batchloom.preparation import PrepareReport, ReadRecipe, ReportContent, StageTime, read_report
 from batchloom.preparation.report import (
     DuplicateExample,
     DuplicatePair,
-    PairTally,
+    DuplicatePairCounter,
+    OmittedRows,
     ReportedSource,
-    Rest,
-    content_of,
-    report_bytes,
-    source_groups,
+    build_content,
+    encode_report,
+    group_sources,
     write_report_page,
 )
-from batchloom.preparation.report.html_report import length_bars, report_page
-from batchloom.preparation.report.report_charts import Bar, columns, rows
-from batchloom.preparation.report.report_pairs import MOST_ROWS
-from batchloom.preparation.request import printable_settings
+from batchloom.preparation.report.html_report import make_length_bars, render_report_page
+from batchloom.preparation.report.report_charts import Bar, draw_horizontal_bars, draw_vertical_bars
+from batchloom.preparation.report.report_pairs import MAX_ROWS
+from batchloom.preparation.request import recipe_settings_for_report
 from batchloom.preparation.units import (
-    MOST_SAMPLES,
-    Flow,
-    Merging,
-    Sample,
+    MAX_SAMPLES,
+    DropSample,
     SourceCounts,
+    StepFlow,
     UnitReport,
-    UnitTally,
+    UnitReportMerger,
+    UnitStatistics,
 )
-from batchloom.preparation.units.unit_report import MOST_WORDS
+from batchloom.preparation.units.unit_report import MAX_SNIPPET_CHARACTERS
 from batchloom.text import CleanStep
 from prepare.stores import jsonl
 
@@ -47,25 +47,25 @@ HOSTILE = "</svg><script>alert(1)</script>\"'&<b onload=x>\x1b[31m\u202e\ud800\x
 def told(seed):
     """What a unit tells; samples name the unit, so that their order can be seen."""
     random = np.random.default_rng(seed)
-    tally = UnitTally()
+    tally = UnitStatistics()
     for step in ("read", "gopher", "tokenize"):
         numbers = random.integers(0, 100, 7).tolist()
-        names = [field for field in Flow.__struct_fields__ if field != "step"]
-        tally.flow(Flow(step=step, **dict(zip(names, numbers, strict=True))))
+        names = [field for field in StepFlow.__struct_fields__ if field != "step"]
+        tally.flow(StepFlow(step=step, **dict(zip(names, numbers, strict=True))))
     for number in range(int(random.integers(0, 4))):
         reason = f"reason {random.integers(0, 3)}"
         tally.dropped("gopher", reason, 2)
-        tally.sample("gopher", reason, Sample(f"unit {seed}", number, "words"))
+        tally.sample("gopher", reason, DropSample(f"unit {seed}", number, "words"))
     tally.lengths(random.integers(0, 1 << 20, 50).astype(np.uint32))
     tally.languages({"en": 2, f"x{random.integers(0, 3)}": 1})
     tally.source(f"source {random.integers(0, 3)}", SourceCounts(3, 20, 5))
     # Eighths add up exactly in any order.
-    return tally.report({"read": Spent(int(random.integers(0, 100)) / 8, 10, 1)})
+    return tally.report({"read": StageTime(int(random.integers(0, 100)) / 8, 10, 1)})
 
 
 def merged(units, order=None):
     """Units together, which come in some order."""
-    merging = Merging()
+    merging = UnitReportMerger()
     for number in range(len(units)) if order is None else order:
         merging.add(number, units[number])
     return merging.report()
@@ -87,22 +87,22 @@ def test_units_come_together_in_any_order_and_grouping(seeds, data):
 
 
 def test_the_first_samples_in_input_order_stay_and_all_are_counted():
-    tally = UnitTally()
+    tally = UnitStatistics()
     for record in range(20):
         tally.dropped("length", "too short")
-        assert tally.wants_sample("too short") == (record < MOST_SAMPLES)
+        assert tally.wants_sample("too short") == (record < MAX_SAMPLES)
         tally.sample(
-            "length", "too short", Sample("a.txt", record, "  \n" + "w\x00" * 500, "1 of 2")
+            "length", "too short", DropSample("a.txt", record, "  \n" + "w\x00" * 500, "1 of 2")
         )
     one = tally.report({})
     again = merged([one, one]).drops["too short"]
     assert (again.count, [sample.record for sample in again.samples]) == (40, [0, 1, 2, 3, 4])
-    assert all(len(sample.words) <= MOST_WORDS for sample in again.samples)
+    assert all(len(sample.words) <= MAX_SNIPPET_CHARACTERS for sample in again.samples)
     assert again.samples[0].words.startswith("w\\x00w\\x00")
 
 
 def test_lengths_are_counted_by_their_binary_digits():
-    tally = UnitTally()
+    tally = UnitStatistics()
     lengths = [0, 1, 2, 3, 4, 1023, 1024, 2047, 2048, (1 << 32) - 1]
     tally.lengths(np.array(lengths, np.uint32))
     found = tally.report({}).lengths
@@ -116,7 +116,7 @@ def test_lengths_are_counted_by_their_binary_digits():
         12: 1,
         32: 1,
     }
-    labels = [bar.label for bar in length_bars(found)]
+    labels = [bar.label for bar in make_length_bars(found)]
     assert labels[:4] == ["0", "1", "2-3", "4-7"]
     assert labels[10:13] == ["512-1023", "1k-2k", "2k-4k"]
     assert (labels[20], labels[21], labels[-1]) == ("512k-1024k", "1M-2M", "2G-4G")
@@ -124,32 +124,32 @@ def test_lengths_are_counted_by_their_binary_digits():
 
 def test_what_is_listed_is_bounded_and_the_rest_is_told():
     units = UnitReport(
-        drops={f"reason {n}": told_one(n + 1) for n in range(MOST_ROWS + 7)},
-        languages={f"l{n}": 1 for n in range(MOST_ROWS + 2)},
+        drops={f"reason {n}": told_one(n + 1) for n in range(MAX_ROWS + 7)},
+        languages={f"l{n}": 1 for n in range(MAX_ROWS + 2)},
         sources={f"s{n}": SourceCounts(n, 10 * n, n) for n in range(1000)},
     )
-    pairs = [DuplicatePair(dropped_from=f"{n}", kept_in="a", count=n) for n in range(MOST_ROWS + 1)]
-    content = content_of(units, duplicates=pairs, duplicates_rest=Rest(4, 4))
-    assert len(content.drops) == len(content.languages) == len(content.sources) == MOST_ROWS
-    assert next(iter(content.drops)) == f"reason {MOST_ROWS + 6}"
-    assert content.drops_rest == Rest(7, sum(range(1, 8)))
-    assert content.languages_rest == Rest(2, 2)
+    pairs = [DuplicatePair(dropped_from=f"{n}", kept_in="a", count=n) for n in range(MAX_ROWS + 1)]
+    content = build_content(units, duplicates=pairs, duplicates_rest=OmittedRows(4, 4))
+    assert len(content.drops) == len(content.languages) == len(content.sources) == MAX_ROWS
+    assert next(iter(content.drops)) == f"reason {MAX_ROWS + 6}"
+    assert content.drops_rest == OmittedRows(7, sum(range(1, 8)))
+    assert content.languages_rest == OmittedRows(2, 2)
     assert next(iter(content.languages)) == "l0"
-    assert content.duplicates[0].count == MOST_ROWS
-    assert content.duplicates_rest == Rest(5, 4)
-    below = sum(range(1000 - MOST_ROWS))
-    assert content.sources_rest == Rest(1000 - MOST_ROWS, below)
+    assert content.duplicates[0].count == MAX_ROWS
+    assert content.duplicates_rest == OmittedRows(5, 4)
+    below = sum(range(1000 - MAX_ROWS))
+    assert content.sources_rest == OmittedRows(1000 - MAX_ROWS, below)
     assert content.sources_others == SourceCounts(below, 10 * below, below)
 
 
 def told_one(count):
-    tally = UnitTally()
+    tally = UnitStatistics()
     tally.dropped("gopher", "r", count)
     return tally.report({}).drops["r"]
 
 
 def test_pairs_of_sources_are_counted_and_their_examples_are_the_first():
-    tally = PairTally(["a", "b", "c"])
+    tally = DuplicatePairCounter(["a", "b", "c"])
     tally.add(np.array([1, 1, 2]), np.array([0, 0, 0]))
     tally.add(np.array([1, 2]), np.array([0, 2]))
     for number in range(9):
@@ -161,16 +161,16 @@ def test_pairs_of_sources_are_counted_and_their_examples_are_the_first():
         ("c", "c", 1),
     ]
     assert [one.dropped_record for one in pairs[0].examples] == [0, 1, 2, 3, 4]
-    assert len(pairs[0].examples[0].words) == MOST_WORDS
-    assert rest == Rest()
+    assert len(pairs[0].examples[0].words) == MAX_SNIPPET_CHARACTERS
+    assert rest == OmittedRows()
 
 
 def test_pairs_beyond_the_list_are_told():
-    tally = PairTally([f"{n}" for n in range(20)])
+    tally = DuplicatePairCounter([f"{n}" for n in range(20)])
     one, other = np.divmod(np.arange(400), 20)
     tally.add(one, other)
     pairs, rest = tally.pairs()
-    assert (len(pairs), rest) == (MOST_ROWS, Rest(400 - MOST_ROWS, 400 - MOST_ROWS))
+    assert (len(pairs), rest) == (MAX_ROWS, OmittedRows(400 - MAX_ROWS, 400 - MAX_ROWS))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_pairs_beyond_the_list_are_told():
     ],
 )
 def test_sources_are_grouped_so_that_a_table_of_pairs_can_be_read(names, groups):
-    of, found = source_groups(names, ["all of it"] * len(names))
+    of, found = group_sources(names, ["all of it"] * len(names))
     assert found == groups
     assert len(of) == len(names)
     assert max(of) == len(groups) - 1
@@ -190,7 +190,7 @@ def test_sources_are_grouped_so_that_a_table_of_pairs_can_be_read(names, groups)
 
 def test_no_more_groups_than_a_table_takes():
     names = [f"{n}/x" for n in range(900)]
-    assert source_groups(names, names) == ([0] * 900, ["all inputs"])
+    assert group_sources(names, names) == ([0] * 900, ["all inputs"])
 
 
 class Page(HTMLParser):
@@ -218,23 +218,25 @@ class Page(HTMLParser):
 
 
 def full_report(name):
-    tally = UnitTally()
+    tally = UnitStatistics()
     for step in ("read", name, "tokenize"):
-        tally.flow(Flow(step=step, documents_in=9, documents_out=8, bytes_in=70, bytes_out=60))
+        tally.flow(StepFlow(step=step, documents_in=9, documents_out=8, bytes_in=70, bytes_out=60))
     tally.dropped(name, name)
-    tally.sample(name, name, Sample(name, 3, name, name))
+    tally.sample(name, name, DropSample(name, 3, name, name))
     tally.lengths(np.array([1, 5, 900], np.uint32))
     tally.languages({name: 3})
     tally.source(name, SourceCounts(8, 60, 20))
     pair = DuplicatePair(
         dropped_from=name, kept_in=name, count=1, examples=(DuplicateExample(2, 1, name),)
     )
-    content = content_of(
-        tally.report({"read": Spent(1.5, 10**7, 8), "encode": Spent(0.0)}),
-        after=[Flow(step="write", documents_in=8, documents_out=8, tokens_in=20, tokens_out=20)],
+    content = build_content(
+        tally.report({"read": StageTime(1.5, 10**7, 8), "encode": StageTime(0.0)}),
+        after=[
+            StepFlow(step="write", documents_in=8, documents_out=8, tokens_in=20, tokens_out=20)
+        ],
         duplicates=[pair],
     )
-    return ReportFacts(
+    return PrepareReport(
         sources=[ReportedSource("a", "/a", 70, 1)],
         out=name,
         engine_note=name,
@@ -247,7 +249,7 @@ def full_report(name):
 
 @pytest.mark.parametrize("name", ["wiki", HOSTILE, "x" * 5000, ""])
 def test_a_page_shows_all_names_and_takes_none_for_markup(name, tmp_path):
-    text = report_page(full_report(name))
+    text = render_report_page(full_report(name))
     page = Page(text)
     assert page.open == []
     assert "script" not in page.tags
@@ -268,7 +270,7 @@ def test_a_page_shows_all_names_and_takes_none_for_markup(name, tmp_path):
 
 
 def test_a_page_says_what_the_report_says():
-    words = " ".join("".join(Page(report_page(full_report("gopher: few"))).words).split())
+    words = " ".join("".join(Page(render_report_page(full_report("gopher: few"))).words).split())
     for said in (
         "gopher: few",
         "And 200 more, in report.json.",
@@ -281,41 +283,41 @@ def test_a_page_says_what_the_report_says():
 
 
 def test_a_report_of_nothing_makes_a_page():
-    text = report_page(ReportFacts())
+    text = render_report_page(PrepareReport())
     assert "<svg" not in text
     assert Page(text).open == []
 
 
 def test_what_is_left_out_of_lists_is_told_on_the_page():
-    content = Content(
+    content = ReportContent(
         drops={"r": told_one(1)},
-        drops_rest=Rest(2, 30),
+        drops_rest=OmittedRows(2, 30),
         languages={"en": 1},
-        languages_rest=Rest(1, 1),
+        languages_rest=OmittedRows(1, 1),
     )
-    text = report_page(ReportFacts(content=content))
+    text = render_report_page(PrepareReport(content=content))
     assert "And 2 reasons more, of 30 documents." in text
     assert "And 1 language more, of 1 document." in text
 
 
 def test_the_file_holds_what_a_later_run_reads(tmp_path):
     report = full_report("wiki")
-    (tmp_path / "report.json").write_bytes(report_bytes(report))
-    assert read_facts(tmp_path) == report
+    (tmp_path / "report.json").write_bytes(encode_report(report))
+    assert read_report(tmp_path) == report
     plain = json.loads((tmp_path / "report.json").read_bytes())
     assert plain["sources"][0]["mtime_ns"] == 1
     assert plain["content"]["flows"][0]["step"] == "read"
     (tmp_path / "report.json").write_bytes(b'{"seconds": "soon"}')
-    assert read_facts(tmp_path) is None
+    assert read_report(tmp_path) is None
 
 
 def test_bars_are_as_long_as_their_numbers_say():
     tree = ET.fromstring(
-        rows("x", "t", [Bar("a", 50, "50"), Bar("b", 100, "100"), Bar("c", 0, "0")])
+        draw_horizontal_bars("x", "t", [Bar("a", 50, "50"), Bar("b", 100, "100"), Bar("c", 0, "0")])
     )
     widths = [float(bar.attrib["width"]) for bar in tree.iter("rect")]
     assert widths[1] == 2 * widths[0] > widths[2] == 0
-    tree = ET.fromstring(columns("x", "t", [Bar("a", 1, "1"), Bar("b", 4, "4")]))
+    tree = ET.fromstring(draw_vertical_bars("x", "t", [Bar("a", 1, "1"), Bar("b", 4, "4")]))
     heights = [float(bar.attrib["height"]) for bar in tree.iter("rect")]
     assert heights[1] == pytest.approx(4 * heights[0])
     assert "a: 1; b: 4" in ET.tostring(tree, "unicode")
@@ -337,7 +339,7 @@ def test_the_page_says_what_was_asked_for_and_what_was_left_out(tmp_path):
     assert re.search(r"clean</th><td>whitespace", page)
     assert re.search(r"dedup</th><td>exact<", page)
     step = CleanStep("decontaminate", {"sets": sets})
-    said = printable_settings(Recipe(inputs=("a",), reading=ReadRecipe(clean=(step,))))
+    said = recipe_settings_for_report(Recipe(inputs=("a",), reading=ReadRecipe(clean=(step,))))
     assert "secret" not in str(said)
 
 
@@ -347,7 +349,7 @@ def test_every_pair_of_sources_has_its_examples_however_many_stand_before(tmp_pa
     jsonl(tmp_path / "c.jsonl", [{"text": "a text 2999"}] * 40 + [{"text": "of its own"}])
     names = [str(tmp_path / f"{name}.jsonl") for name in "abc"]
     batchloom.prepare(names, out=tmp_path / "out", tokenizer="bytes", val_fraction=0, workers=1)
-    pairs = read_facts(tmp_path / "out").content.duplicates
+    pairs = read_report(tmp_path / "out").content.duplicates
     told = {(one.dropped_from, one.kept_in): one for one in pairs}
     assert told["b.jsonl", "a.jsonl"].count == 2000
     last = told["c.jsonl", "a.jsonl"]

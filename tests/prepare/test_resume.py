@@ -14,7 +14,7 @@ import pytest
 
 from batchloom import InputError, OutputError, Recipe
 from batchloom.core.errors import StoreConflictError
-from batchloom.preparation import Note, Progress, read_facts, recipe_fingerprint
+from batchloom.preparation import Note, Progress, compute_recipe_fingerprint, read_report
 from batchloom.text import parse_steps
 from prepare.jobs import killed_at
 from prepare.stores import SMALL, jsonl, make, texts, tree
@@ -125,7 +125,7 @@ def test_what_the_report_says_of_the_input_is_the_same_wherever_it_stopped(tmp_p
     jobs = {"limits": SMALL, "unit_bytes": 900, "tokens_per_shard": 700}
 
     def content(out):
-        return msgspec.structs.replace(read_facts(out).content, stages={})
+        return msgspec.structs.replace(read_report(out).content, stages={})
 
     make([one, other], tmp_path / "whole", **jobs)
     whole = content(tmp_path / "whole")
@@ -168,7 +168,7 @@ def test_pairs_of_other_units_are_never_taken(tmp_path, monkeypatch):
         importlib.metadata, "version", lambda name: "99" if name == "ftfy" else real(name)
     )
     make(path, tmp_path / "out", **run)
-    examples = read_facts(tmp_path / "out").content.duplicates[0].examples
+    examples = read_report(tmp_path / "out").content.duplicates[0].examples
     assert [one.words[:17] for one in examples] == [f"document number {n}" for n in range(5)]
 
 
@@ -434,8 +434,8 @@ def test_an_output_that_cannot_be_written(tmp_path, inputs):
 def test_recipes_are_compared_by_what_they_do():
     one = Recipe(inputs=("a",), val_fraction=0, max_bad=3)
     other = Recipe(inputs=("/b/c",), val_fraction=0.0, max_bad="5%")
-    assert recipe_fingerprint(one) == recipe_fingerprint(other)
-    assert recipe_fingerprint(one) != recipe_fingerprint(Recipe(inputs=("a",)))
+    assert compute_recipe_fingerprint(one) == compute_recipe_fingerprint(other)
+    assert compute_recipe_fingerprint(one) != compute_recipe_fingerprint(Recipe(inputs=("a",)))
 
 
 def half_done(tmp_path, inputs):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from batchloom.preparation import Progress, read_facts
+from batchloom.preparation import Progress, read_report
 from batchloom.preparation.dedup import SeenTexts
 from batchloom.store import read_manifest
 from prepare.stores import jsonl, make
@@ -56,7 +56,7 @@ def test_what_repeats_in_a_unit_is_counted_and_not_tokenized_again(tmp_path):
     assert left.stat().st_size == 2 * every // 2 * 7 // 40
     make(names, out, val_fraction=0.0, unit_bytes=size)
     assert read_manifest(out).subsets["train"].documents == 14
-    steps = {one.step: one for one in read_facts(out).content.flows}
+    steps = {one.step: one for one in read_report(out).content.flows}
     assert steps["tokenize"].tokens_out == steps["dedup"].tokens_in == every
     assert steps["dedup"].tokens_out == read_manifest(out).subsets["train"].tokens
     make(names, tmp_path / "plain", val_fraction=0.0, unit_bytes=size)

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from batchloom.preparation import RunSettings, Spent, read_facts, run_recipe
-from batchloom.preparation.units import STAGES, Stopwatch, added
+from batchloom.preparation import RunSettings, StageTime, read_report, run_recipe
+from batchloom.preparation.units import STAGES, Stopwatch, add_stage_times
 from prepare.stores import recipe_of
 
 
@@ -47,7 +47,7 @@ def test_threads_lose_nothing():
         one.start()
     for one in threads:
         one.join()
-    assert watch.spent() == {"hash": Spent(2000.0, 4000, 4000)}
+    assert watch.spent() == {"hash": StageTime(2000.0, 4000, 4000)}
 
 
 def test_stages_come_in_the_order_of_a_job():
@@ -55,7 +55,9 @@ def test_stages_come_in_the_order_of_a_job():
     for stage in reversed(STAGES):
         watch.add(stage, 1)
     assert tuple(watch.spent()) == STAGES
-    more = added(watch.spent(), {"of a later version": Spent(1.0), "list": Spent(2.0)})
+    more = add_stage_times(
+        watch.spent(), {"of a later version": StageTime(1.0), "list": StageTime(2.0)}
+    )
     assert list(more) == [*STAGES, "of a later version"]
     assert more["list"].seconds == 3
 
@@ -75,7 +77,7 @@ def test_every_stage_of_a_job_is_told_and_no_other(dry_run, tmp_path):
     settings = RunSettings(unit_bytes=4000, dry_run=dry_run)
     recipe = recipe_of(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
     run_recipe(recipe, tmp_path / "out", lambda event: None, settings=settings)
-    report = read_facts(tmp_path / "out/.work" if dry_run else tmp_path / "out")
+    report = read_report(tmp_path / "out/.work" if dry_run else tmp_path / "out")
     later = {"write shards", "finish"} if dry_run else set()
     assert list(report.content.stages) == [name for name in STAGES if name not in later]
     phases, stages = report.seconds_by_phase, report.content.stages

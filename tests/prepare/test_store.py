@@ -13,10 +13,10 @@ from hypothesis import example, given, settings, strategies as st
 
 import batchloom
 from batchloom import InputError, open_store
-from batchloom.preparation.documents import Membership, unit_interval
-from batchloom.preparation.documents.document_arrays import with_control
+from batchloom.preparation.documents import SubsetRule, hash_to_unit_interval
+from batchloom.preparation.documents.document_arrays import add_control_tokens
 from batchloom.preparation.documents.token_encoder import hash_documents
-from batchloom.preparation.units import Candidates
+from batchloom.preparation.units import MoveCandidates
 from batchloom.store import read_manifest
 from batchloom.store.format import map_index
 from batchloom.text import normalize
@@ -89,7 +89,7 @@ def check_subsets(out, val, test, kept):
     assert "train" in filled
     for text, side in sides.items():
         low, high = hash_documents([text])[0].tolist()
-        u = unit_interval(np.array([high], np.uint64))[0]
+        u = hash_to_unit_interval(np.array([high], np.uint64))[0]
         natural = "val" if u < val else "test" if u < val + test else "train"
         moved = read_manifest(out).subset_overrides.get(f"{(high << 64) | low:032x}", natural)
         assert side == {moved}
@@ -188,7 +188,7 @@ def test_membership_stays_when_data_is_added(tmp_path):
 
 def test_shares_are_about_what_was_asked():
     hashes = hash_documents([f"text {i}" for i in range(40_000)])
-    codes = Membership(0.1, 0.05).codes(hashes)
+    codes = SubsetRule(0.1, 0.05).codes(hashes)
     shares = np.bincount(codes, minlength=3) / len(codes)
     assert shares == pytest.approx([0.85, 0.1, 0.05], abs=0.006)
 
@@ -199,7 +199,7 @@ def test_membership_is_splitmix64_of_the_high_half(high):
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     z ^= z >> 31
-    assert unit_interval(np.array([high], np.uint64))[0] == (z >> 11) / 2**53
+    assert hash_to_unit_interval(np.array([high], np.uint64))[0] == (z >> 11) / 2**53
 
 
 def test_one_document_is_for_training(tmp_path):
@@ -232,9 +232,9 @@ def test_hashes_are_xxh3_of_the_normalised_text(tmp_path):
 def test_control_tokens_stand_around_documents():
     dtype = np.dtype("<u2")
     ids, bounds = np.array([5, 6, 7], np.uint32), np.array([0, 2, 2, 3], np.int64)
-    ends = with_control(ids, bounds, SimpleNamespace(bos_id=None, end_id=1), dtype)
+    ends = add_control_tokens(ids, bounds, SimpleNamespace(bos_id=None, end_id=1), dtype)
     assert ends.tolist() == [5, 6, 1, 1, 7, 1]
-    both = with_control(ids, bounds, SimpleNamespace(bos_id=0, end_id=1), dtype)
+    both = add_control_tokens(ids, bounds, SimpleNamespace(bos_id=0, end_id=1), dtype)
     assert both.tolist() == [0, 5, 6, 1, 0, 1, 0, 7, 1]
     assert both.dtype == dtype
 
@@ -299,7 +299,7 @@ def test_candidates_are_those_of_all_documents_whatever_their_order(heaviest):
     hashes = rng.integers(0, 2**64, (400, 2), np.uint64, endpoint=False)
     hashes = hashes[rng.integers(0, 400, 3000)]
     lengths = rng.integers(1, 500, 3000).astype(np.uint32)
-    whole, small = Candidates(heaviest=heaviest), Candidates(heaviest=heaviest, most=50)
+    whole, small = MoveCandidates(heaviest=heaviest), MoveCandidates(heaviest=heaviest, most=50)
     whole.add(hashes, lengths)
     for at in range(0, 3000, 100):
         small.add(hashes[at : at + 100], lengths[at : at + 100])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import Progress
 
@@ -95,7 +95,7 @@ def test_a_stopped_job_begins_anew_to_the_same_bytes(tmp_path):
     ],
 )
 def test_what_has_no_meaning_is_refused(tmp_path, capsys, words, said):
-    assert run(["prepare", *words, "--out", str(tmp_path / "s")]) == 2
+    assert run_command_line(["prepare", *words, "--out", str(tmp_path / "s")]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
 
@@ -111,10 +111,12 @@ def test_a_file_of_that_name_is_read(tmp_path, monkeypatch):
 
 
 def test_nothing_stands_in_for_a_missing_input(tmp_path, capsys):
-    assert run(["prepare", str(tmp_path / "none.txt"), "--out", str(tmp_path / "s")]) == 1
+    assert (
+        run_command_line(["prepare", str(tmp_path / "none.txt"), "--out", str(tmp_path / "s")]) == 1
+    )
     assert "There is no file or folder" in capsys.readouterr().err
-    assert run(["prepare", "x.txt", "--out", "s", "--if-missing", "synthetic"]) == 2
-    assert run(["prepare", "dumy", "--out", str(tmp_path / "s")]) == 1
+    assert run_command_line(["prepare", "x.txt", "--out", "s", "--if-missing", "synthetic"]) == 2
+    assert run_command_line(["prepare", "dumy", "--out", str(tmp_path / "s")]) == 1
     assert "did you mean 'dummy'" in capsys.readouterr().err
 
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from batchloom.core.errors import WorkerError
-from batchloom.preparation import Execution, RunSettings, run_recipe
+from batchloom.preparation import ExecutionSettings, RunSettings, run_recipe
 from batchloom.preparation.phases import phase_runner as making, worker_setup as hand
-from batchloom.preparation.units import UnitOrder
-from batchloom.sources.formats import Cuts
+from batchloom.preparation.units import UnitTask
+from batchloom.sources.formats import SequentialCuts
 from prepare.stores import SMALL, jsonl, make, recipe_of, tree
 
 
 def in_pool(inputs, out, workers=2, **settings):
     """Prepare small units with a pool of processes."""
-    execution = Execution(workers=workers)
+    execution = ExecutionSettings(workers=workers)
     return run_recipe(
         recipe_of(inputs=tuple(map(str, inputs)), tokenizer="bytes", **settings),
         out,
@@ -45,9 +45,11 @@ def test_parts_that_are_read_in_order_give_the_same_bytes_in_a_pool(tmp_path, or
 def test_where_parts_meet_is_looked_up_once_for_all_workers(tmp_path, ordered, monkeypatch):
     """Every place is asked for by one pass, and no unit asks again."""
     asked = []
-    at = Cuts.at
+    at = SequentialCuts.at
     monkeypatch.setattr(
-        Cuts, "at", lambda self, place: asked.append((self.source.path, place)) or at(self, place)
+        SequentialCuts,
+        "at",
+        lambda self, place: asked.append((self.source.path, place)) or at(self, place),
     )
     make(ordered, tmp_path / "out", unit_bytes=4000, limits=SMALL)
     places = {str(path): range(4000, path.stat().st_size, 4000) for path in ordered}
@@ -56,8 +58,10 @@ def test_where_parts_meet_is_looked_up_once_for_all_workers(tmp_path, ordered, m
 
 def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monkeypatch):
     jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(2000)])
-    real = making.versions_of
-    monkeypatch.setattr(making, "versions_of", lambda steps: real(steps) | {"tokenizers": "0.0.1"})
+    real = making.collect_versions
+    monkeypatch.setattr(
+        making, "collect_versions", lambda steps: real(steps) | {"tokenizers": "0.0.1"}
+    )
     with pytest.raises(WorkerError) as error:
         in_pool([tmp_path / "a.jsonl"], tmp_path / "out")
     assert str(error.value).startswith("A worker has tokenizers ")
@@ -68,7 +72,7 @@ def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monk
 
 
 def test_a_worker_without_a_package_says_so():
-    some = hand.Hand(*[None] * 8, versions={"no-such-package": "1.2"})
+    some = hand.WorkerSetup(*[None] * 8, versions={"no-such-package": "1.2"})
     with pytest.raises(
         WorkerError, match="no-such-package is missing where the coordinator has 1.2"
     ):
@@ -79,7 +83,7 @@ def test_an_order_that_two_workers_do_comes_to_the_same(tmp_path, ordered, monke
     """One that was given up for lost may get to its end before the one that took its place."""
     settings = {"unit_bytes": 4000, "limits": SMALL, "dedup": "near"}
     make(ordered, tmp_path / "once", **settings)
-    real, kinds = hand.doing, set()
+    real, kinds = hand.make_task_function, set()
 
     def doing_twice(task):
         work = real(task)
@@ -88,12 +92,18 @@ def test_an_order_that_two_workers_do_comes_to_the_same(tmp_path, ordered, monke
             kinds.add(type(order).__name__)
             first = work(order, tell)
             again = work(order, tell)
-            assert isinstance(order, UnitOrder) or again == first
+            assert isinstance(order, UnitTask) or again == first
             return again
 
         return twice
 
-    monkeypatch.setattr(making, "doing", doing_twice)
+    monkeypatch.setattr(making, "make_task_function", doing_twice)
     make(ordered, tmp_path / "twice", **settings)
-    assert {"UnitOrder", "SettleOrder", "WriteOrder", "FindOrder", "ComponentsOrder"} <= kinds
+    assert {
+        "UnitTask",
+        "ResolveDuplicatesTask",
+        "WriteShardsTask",
+        "FindDuplicatesTask",
+        "LinkComponentsTask",
+    } <= kinds
     assert tree(tmp_path / "twice") == tree(tmp_path / "once")

@@ -15,5 +15,5 @@ def web():
 @pytest.fixture
 def impatient(monkeypatch):
     """Waits between tries are left out; how long they are is a test of its own."""
-    monkeypatch.setattr(blocks, "patience", lambda tries: 0)
-    monkeypatch.setattr(reach, "patience", lambda tries: 0)
+    monkeypatch.setattr(blocks, "compute_backoff", lambda tries: 0)
+    monkeypatch.setattr(reach, "compute_backoff", lambda tries: 0)

@@ -1,13 +1,13 @@
 """Reading whole inputs as preparation does: listed, cut into parts, read part by part."""
 
 from batchloom.sources import (
-    Limits,
     PartReader,
+    ReadLimits,
     ReadRules,
     RecordBounds,
-    error_of,
     list_sources,
-    parts_of,
+    make_bad_record_error,
+    split_source,
 )
 
 
@@ -15,14 +15,14 @@ class Read:
     """All records of some inputs: values, absolute record numbers, offsets, sentences of errors."""
 
     def __init__(self, *inputs, field=None, unit=1 << 40, limits=None):
-        rules = ReadRules(text_field=field, limits=limits or Limits())
+        rules = ReadRules(text_field=field, limits=limits or ReadLimits())
         bounds = RecordBounds(rules)
         self.values, self.records, self.offsets, self.bad, self.seen = [], [], [], [], 0
         listing = list_sources([str(one) for one in inputs])
         self.notes, self.sources, self.hashes = listing.notes, listing.sources, []
         for source in listing.sources:
             before = 0
-            for part in parts_of(source, rules, unit):
+            for part in split_source(source, rules, unit):
                 seen = 0
                 with PartReader(part, rules, bounds) as reader:
                     for found in reader:
@@ -30,7 +30,10 @@ class Read:
                         self.values += found.values
                         self.records += [before + record for record in found.records]
                         self.offsets += found.offsets
-                        self.bad += [str(error_of(source, rules, before, one)) for one in found.bad]
+                        self.bad += [
+                            str(make_bad_record_error(source, rules, before, one))
+                            for one in found.bad
+                        ]
                         seen += found.seen
                     self.hashes.append(reader.finish())
                 before += seen

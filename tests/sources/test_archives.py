@@ -211,14 +211,14 @@ def test_an_archive_that_changes_is_noticed(tmp_path, name):
 def test_a_compressed_tar_is_unpacked_once_for_all_its_members(tmp_path, monkeypatch):
     path = make(tmp_path / "a.tar.gz", [(f"{i}.txt", b"x" * 100_000) for i in range(50)])
     read = []
-    plain = archives._Sequential.read
+    plain = archives._SequentialTar.read
 
     def counted(self, size):
         data = plain(self, size)
         read.append(len(data))
         return data
 
-    monkeypatch.setattr(archives._Sequential, "read", counted)
+    monkeypatch.setattr(archives._SequentialTar, "read", counted)
     assert len(Read(path).values) == 50
     # Once to list it, once to read it.
     assert sum(read) < 2.1 * 50 * 101_000

@@ -11,7 +11,7 @@ import pytest
 from batchloom import InputError, check, prepare
 from batchloom.core.errors import AccessError, DownloadError, InputMissingError
 from batchloom.remote import (
-    FarFolder,
+    RemoteFolder,
     block_file as blocks,
     client as reach,
     upload_retry as far_asking,
@@ -80,8 +80,8 @@ def gs(storage, monkeypatch):
         relay.behind = storage
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         monkeypatch.setenv("NO_GCE_CHECK", "true")
-        monkeypatch.setattr(blocks, "patience", lambda tries: 0)
-        monkeypatch.setattr(reach, "patience", lambda tries: 0)
+        monkeypatch.setattr(blocks, "compute_backoff", lambda tries: 0)
+        monkeypatch.setattr(reach, "compute_backoff", lambda tries: 0)
         gcsfs.GCSFileSystem.clear_instance_cache()
         yield relay
         gcsfs.GCSFileSystem.clear_instance_cache()
@@ -202,7 +202,7 @@ def test_a_store_is_prepared_into_gs(storage, monkeypatch, tmp_path):
     prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options)
     assert prepare(tmp_path / "a.jsonl", out=url, work=tmp_path / "work", **options).already_done
     (tmp_path / "big").write_bytes(os.urandom(6 << 20))
-    with FarFolder(url) as folder:
+    with RemoteFolder(url) as folder:
         files = folder.files()
         for name in sorted(files):
             if not name.startswith("report."):
@@ -224,14 +224,14 @@ def test_what_breaks_on_its_way_to_gs_is_sent_again(storage, monkeypatch, tmp_pa
     import gcsfs
 
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setattr(far_asking, "waiting", lambda tries, name: 0)
+    monkeypatch.setattr(far_asking, "compute_jittered_backoff", lambda tries, name: 0)
     (tmp_path / "big").write_bytes(os.urandom(6 << 20))
     with relaying("http://{}:{}".format(*storage)) as relay:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         gcsfs.GCSFileSystem.clear_instance_cache()
         # So it answers where an upload is ended that broke.
         relay.faults = [fault, Fault("answer", "DELETE", times=9, status=499, code="")]
-        with FarFolder("gs://bucket/broken") as folder:
+        with RemoteFolder("gs://bucket/broken") as folder:
             folder.upload(tmp_path / "big", "big")
             assert folder.read("big") == (tmp_path / "big").read_bytes()
     assert fault.times == 0

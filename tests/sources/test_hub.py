@@ -16,9 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchloom
-from batchloom.cli import run
-from batchloom.sources import hub_name, list_sources
-from batchloom.sources.files import HubName, pin, revision_of, unpinned
+from batchloom.cli import run_command_line
+from batchloom.sources import list_sources, parse_hub_name
+from batchloom.sources.files import (
+    HubDatasetName,
+    get_pinned_revision,
+    pin_revision,
+    strip_revision,
+)
 from batchloom.store import read_manifest
 from sources.hub_server import COMMIT, NEXT_COMMIT, hub_serving
 
@@ -189,21 +194,21 @@ def manifest(folder):
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        ("org/name", HubName("org/name")),
-        ("org/name:config", HubName("org/name", "config")),
-        ("org/name/split", HubName("org/name", "", "split")),
+        ("org/name", HubDatasetName("org/name")),
+        ("org/name:config", HubDatasetName("org/name", "config")),
+        ("org/name/split", HubDatasetName("org/name", "", "split")),
         (
             "org/na-me.v1:2023.en/train@refs/pr/1",
-            HubName("org/na-me.v1", "2023.en", "train", "refs/pr/1"),
+            HubDatasetName("org/na-me.v1", "2023.en", "train", "refs/pr/1"),
         ),
-        ("org/name@main", HubName("org/name", revision="main")),
-        ("hf://datasets/org/name@v1", HubName("org/name", revision="v1")),
-        ("hf://datasets/org/name/", HubName("org/name")),
-        ("pile", HubName("monology/pile-uncopyrighted", "default", "train")),
+        ("org/name@main", HubDatasetName("org/name", revision="main")),
+        ("hf://datasets/org/name@v1", HubDatasetName("org/name", revision="v1")),
+        ("hf://datasets/org/name/", HubDatasetName("org/name")),
+        ("pile", HubDatasetName("monology/pile-uncopyrighted", "default", "train")),
     ],
 )
 def test_names_of_the_hub(place, name):
-    assert hub_name(place) == name
+    assert parse_hub_name(place) == name
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ def test_names_of_the_hub(place, name):
     ],
 )
 def test_what_is_never_looked_up_on_the_hub(place):
-    assert hub_name(place) is None
+    assert parse_hub_name(place) is None
 
 
 def test_what_lies_here_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
@@ -267,13 +272,13 @@ def test_what_lies_here_is_never_looked_up_on_the_hub(tmp_path, monkeypatch):
 
 def test_pinned_urls():
     url = f"hf://datasets/org/name@{COMMIT}/data/a.jsonl"
-    assert (revision_of(url), unpinned(url), pin(url)) == (
+    assert (get_pinned_revision(url), strip_revision(url), pin_revision(url)) == (
         COMMIT,
         "hf://datasets/org/name/data/a.jsonl",
         url,
     )
-    assert revision_of("hf://datasets/org/name@main/a.jsonl") == ""
-    assert pin("s3://bucket/a") == "s3://bucket/a"
+    assert get_pinned_revision("hf://datasets/org/name@main/a.jsonl") == ""
+    assert pin_revision("s3://bucket/a") == "s3://bucket/a"
 
 
 def test_a_data_set_gives_its_train_split_at_one_commit(hub, elsewhere, home, tmp_path):
@@ -455,11 +460,11 @@ def test_list_datasets(capsys):
     }
     for one in found:
         assert one["description"]
-        assert hub_name(one["name"]) == hub_name(one["input"])
+        assert parse_hub_name(one["name"]) == parse_hub_name(one["input"])
         assert one["input"].startswith(one["repository"])
-    assert run(["datasets", "--json"]) == 0
+    assert run_command_line(["datasets", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
-    assert run(["datasets"]) == 0
+    assert run_command_line(["datasets"]) == 0
     assert "HuggingFaceFW/fineweb" in capsys.readouterr().out
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError
 from batchloom.core.errors import InvalidJsonError, RecordError
-from batchloom.sources import Limits
-from batchloom.sources.files import scan
+from batchloom.sources import ReadLimits
+from batchloom.sources.files import scan_brackets
 from sources.reading import Read
 from tiers import examples
 
@@ -26,7 +26,7 @@ NAN = (
 @pytest.fixture(params=[1 << 20, 50], ids=["large", "small"])
 def chunk(request, monkeypatch):
     """Bytes read at once: records lie across the ends of what is in sight."""
-    monkeypatch.setattr("batchloom.sources.formats.json_text._CHUNK", request.param)
+    monkeypatch.setattr("batchloom.sources.formats.json_text._CHUNK_BYTES", request.param)
 
 
 def write(tmp_path, text, name="a.json"):
@@ -116,7 +116,7 @@ def test_an_element_above_the_limit_is_kept_aside(tmp_path):
     rows = [{"a": 1}, {"a": '}]\\"' * 400}, {"a": [[2]] * 900}, {"a": 3}]
     for indent in (None, 1):
         path = write(tmp_path, json.dumps(rows, indent=indent))
-        found = Read(path, limits=Limits(record_bytes=400))
+        found = Read(path, limits=ReadLimits(record_bytes=400))
         assert (found.values, found.records) == ([rows[0], rows[3]], [0, 3])
         assert all("record larger than 400 bytes" in sentence for sentence in found.bad)
 
@@ -139,11 +139,11 @@ VALUES = st.recursive(
 )
 def test_a_scan_in_pieces_finds_what_a_scan_of_the_whole_finds(rows, cut, indent):
     data = json.dumps(rows, indent=indent).encode()
-    whole = scan(data)
-    state = scan(b"")
+    whole = scan_brackets(data)
+    state = scan_brackets(b"")
     places, depths = [], []
     for start in range(0, len(data), cut):
-        state = scan(
+        state = scan_brackets(
             data[start : start + cut],
             depth=state.depth,
             in_string=state.in_string,

@@ -6,13 +6,13 @@ import re
 import pytest
 
 from batchloom.core.errors import RecordError
-from batchloom.sources import Limits, Part, PartReader, ReadRules, list_sources
+from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart, list_sources
 
 
 def read(path, rules=None):
     (source,) = list_sources([str(path)]).sources
     texts, bad, records = [], [], []
-    with PartReader(Part(source, 0, source.size), rules or ReadRules()) as reader:
+    with PartReader(SourcePart(source, 0, source.size), rules or ReadRules()) as reader:
         for found in reader:
             texts += found.values
             records += found.records
@@ -114,7 +114,7 @@ def test_a_source_without_the_field_is_refused_at_once(tmp_path):
 def test_a_record_above_the_limit_is_told_whether_it_fills_the_buffer_or_not(tmp_path):
     lines = ['{"text":"a"}', json.dumps({"text": "x" * 500}), '{"text":"b"}']
     for chunk in (10, 100, 10_000):
-        rules = ReadRules(limits=Limits(record_bytes=400, chunk_bytes=chunk))
+        rules = ReadRules(limits=ReadLimits(record_bytes=400, chunk_bytes=chunk))
         texts, records, bad = read(write(tmp_path, *lines), rules)
         assert (texts, records) == (["a", "b"], [0, 2])
         assert bad[0].reason.startswith("record larger than 400 bytes")
@@ -192,7 +192,7 @@ def test_offsets_are_where_lines_begin_however_many_there_are(tmp_path, count):
     lines = [json.dumps({"text": "x" * (n % 7)}) for n in range(count)]
     path = write(tmp_path, *lines)
     (source,), data = list_sources([str(path)]).sources, path.read_bytes()
-    with PartReader(Part(source, 0, source.size), ReadRules()) as reader:
+    with PartReader(SourcePart(source, 0, source.size), ReadRules()) as reader:
         found = [pair for some in reader for pair in zip(some.offsets, some.values, strict=True)]
     assert [value for _, value in found] == ["x" * (n % 7) for n in range(count)]
     assert [data[at:].split(b"\n")[0].decode() for at, _ in found] == lines

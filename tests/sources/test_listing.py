@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 
 from batchloom import InputError
 from batchloom.core.errors import InputMissingError
-from batchloom.core.files import absolute
-from batchloom.sources import STORE_MARK, Asked, input_labels, list_sources
-from batchloom.sources.files import ending_of
+from batchloom.core.files import make_absolute
+from batchloom.sources import STORE_MARKER_NAME, DeclaredInput, list_sources, make_input_labels
+from batchloom.sources.files import get_suffix
 from batchloom.store import MANIFEST_NAME
 
 
@@ -37,7 +37,7 @@ def corpus(tmp_path, monkeypatch):
         "corpus/data.parquet": b"PAR1",
         "corpus/README": b"no ending, plain text",
         "corpus/records": b'{"text": "sniffed"}\n{"text": "two"}\n',
-        "corpus/store/" + STORE_MARK: b"{}",
+        "corpus/store/" + STORE_MARKER_NAME: b"{}",
         "corpus/store/tokenizer_state.json": b"{}",
     }
     for name, data in files.items():
@@ -71,7 +71,7 @@ def test_a_folder_is_read_in_the_order_of_its_paths(corpus):
 
 
 def test_the_mark_of_a_store_is_its_manifest():
-    assert STORE_MARK == MANIFEST_NAME
+    assert STORE_MARKER_NAME == MANIFEST_NAME
 
 
 def test_inputs_come_in_the_order_given(corpus):
@@ -91,13 +91,13 @@ def test_names_hold_no_absolute_path(corpus):
 
 
 def test_absolute_inputs_of_one_name_keep_what_tells_them_apart():
-    assert input_labels(["/d/a/x.jsonl", "/d/b/x.jsonl", "y.jsonl", "/e/y.jsonl"]) == [
+    assert make_input_labels(["/d/a/x.jsonl", "/d/b/x.jsonl", "y.jsonl", "/e/y.jsonl"]) == [
         "a/x.jsonl",
         "b/x.jsonl",
         "y.jsonl",
         "e/y.jsonl",
     ]
-    assert input_labels(["/d/*/x.jsonl", "/"]) == ["*/x.jsonl", ""]
+    assert make_input_labels(["/d/*/x.jsonl", "/"]) == ["*/x.jsonl", ""]
 
 
 def test_globs(corpus):
@@ -143,7 +143,7 @@ def test_links_in_circles_end(corpus):
     os.symlink(corpus, corpus / "a" / "up")
     os.symlink("nowhere", corpus / "a" / "broken.txt")
     os.symlink("itself", corpus / "a" / "itself")
-    listing = list_sources(["corpus/a"], asked=[Asked(follow_links=True)])
+    listing = list_sources(["corpus/a"], asked=[DeclaredInput(follow_links=True)])
     assert "corpus/a/up/b.txt" in [source.name for source in listing.sources]
     assert "3 broken links" in listing.notes[0] or "2 broken links" in listing.notes[0]
     assert "1 folder linked twice" in listing.notes[0]
@@ -306,15 +306,15 @@ def test_a_name_that_is_no_utf8_can_be_written_down(corpus):
 
 def test_very_many_absolute_inputs_are_named_in_linear_time():
     began = time.process_time()
-    assert input_labels([f"/data/part{i % 7}/{i}.txt" for i in range(20_000)])[8] == "8.txt"
+    assert make_input_labels([f"/data/part{i % 7}/{i}.txt" for i in range(20_000)])[8] == "8.txt"
     assert time.process_time() - began < 20
 
 
 @given(st.text(st.sampled_from("ab./ \u00e9")).filter(lambda name: "/." not in f"/{name}/"))
 def test_endings_are_those_of_pathlib(name):
-    assert ending_of(name) == PurePosixPath(name).suffix
+    assert get_suffix(name) == PurePosixPath(name).suffix
 
 
 @given(st.text(st.sampled_from("ab./ \u00e9")))
 def test_absolute_paths_are_those_of_the_standard_library(path):
-    assert absolute(path) == os.path.abspath(path)
+    assert make_absolute(path) == os.path.abspath(path)

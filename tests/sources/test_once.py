@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from batchloom import InputError
 from batchloom.core.errors import AccessError
 from batchloom.remote import block_file as blocks, read_cache as kept
-from batchloom.sources import Part, PartReader, ReadRules, list_sources, read_ahead
+from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources, prefetch_sources
 from prepare.stores import make, tree
 from sources.reading import Read
 from sources.test_tables import FORMS, write
@@ -52,7 +52,7 @@ def test_a_file_elsewhere_is_transferred_once(web, tmp_path, name):
 
 
 def test_what_does_not_fit_is_transferred_again(web, tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "KEPT", kept.Kept(256 << 10))
+    monkeypatch.setattr(blocks, "PAGE_CACHE", kept.PageCache(256 << 10))
     web.files["/a.parquet"] = write(
         tmp_path / "a.parquet", pa.table({"text": [os.urandom(500).hex() for _ in range(3000)]})
     ).read_bytes()
@@ -75,7 +75,7 @@ def test_no_room_for_what_could_be_kept_is_no_fault(web, monkeypatch, folder):
     )
 )
 def test_what_is_kept_is_what_was_read(asked):
-    held = kept.Kept(5 * kept.PAGE_BYTES)
+    held = kept.PageCache(5 * kept.PAGE_BYTES)
     for name, first, count in asked:
         version = (f"memory://{name}", 1 << 20, name)
         data = b"".join(
@@ -91,7 +91,7 @@ def test_what_is_kept_is_what_was_read(asked):
 
 
 def test_what_came_while_somebody_looked_is_not_fetched_again():
-    held, version = kept.Kept(5 * kept.PAGE_BYTES), ("memory://a", 1 << 20, 1)
+    held, version = kept.PageCache(5 * kept.PAGE_BYTES), ("memory://a", 1 << 20, 1)
     assert held.page(version, 0) is None
     assert held.page(version, 1) is None
     held.keep(version, 0, bytes(kept.PAGE_BYTES))
@@ -103,7 +103,7 @@ def test_what_came_while_somebody_looked_is_not_fetched_again():
 
 
 def test_a_page_that_cannot_be_read_back_is_fetched(monkeypatch):
-    held, version = kept.Kept(5 * kept.PAGE_BYTES), ("memory://a", 1 << 20, 1)
+    held, version = kept.PageCache(5 * kept.PAGE_BYTES), ("memory://a", 1 << 20, 1)
     held.keep(version, 0, bytes(kept.PAGE_BYTES))
     monkeypatch.setattr(kept.os, "pread", lambda *_: b"")
     assert held.page(version, 0) is None
@@ -143,11 +143,11 @@ def test_a_fault_of_one_of_many_names_it(web, impatient, tmp_path):
     web.answers.clear()
     listing = list_sources(urls)
     del web.files["/007.jsonl"]
-    kept.KEPT.forget()
-    reading = read_ahead(listing.sources, lambda source: source)
+    kept.PAGE_CACHE.forget()
+    reading = prefetch_sources(listing.sources, lambda source: source)
     with pytest.raises(InputError, match=r"007.jsonl"):
         for source in reading:
-            with PartReader(Part(source, 0, source.size), ReadRules()) as reader:
+            with PartReader(SourcePart(source, 0, source.size), ReadRules()) as reader:
                 assert list(reader)
                 reader.finish()
 
@@ -157,7 +157,7 @@ def test_a_small_file_that_changes_after_it_was_listed_is_an_error(web):
     listing = list_sources(urls)
     web.files["/007.jsonl"] = web.files["/007.jsonl"].replace(b"7", b"8")
     with pytest.raises(InputError, match=r"007.jsonl was changed while it was being prepared"):
-        for source in read_ahead(listing.sources, lambda source: source):
-            with PartReader(Part(source, 0, source.size), ReadRules()) as reader:
+        for source in prefetch_sources(listing.sources, lambda source: source):
+            with PartReader(SourcePart(source, 0, source.size), ReadRules()) as reader:
                 list(reader)
                 reader.finish()

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError
-from batchloom.sources import Limits, ReadRules, RecordBounds, list_sources
+from batchloom.sources import ReadLimits, ReadRules, RecordBounds, list_sources
 from batchloom.sources.formats import csv_cuts as row_cuts
 from sources.reading import Read
 from tiers import examples
 
-SMALL = Limits(record_bytes=150)
+SMALL = ReadLimits(record_bytes=150)
 
 
 def told(path, unit=1 << 40, limits=None):
@@ -26,7 +26,7 @@ def told(path, unit=1 << 40, limits=None):
 def places(path, limits=None):
     """The bounds of every nominal place."""
     (source,) = list_sources([str(path)]).sources
-    rules = ReadRules(None, limits=limits or Limits())
+    rules = ReadRules(None, limits=limits or ReadLimits())
     bounds = RecordBounds(rules)
     return [bounds.at(source, nominal) for nominal in range(source.size + 1)]
 
@@ -77,7 +77,7 @@ def test_a_cut_does_not_depend_on_what_was_looked_up_before(tmp_path_factory, ro
 def test_a_csv_is_cut_at_every_row_without_asking_the_reader(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_bytes('a,b\r\n1,"x\r\ny ""z"""\r\n\r\n"é\n",2\r\n3,'.encode())
-    monkeypatch.setattr(row_cuts, "row_ends", None)
+    monkeypatch.setattr(row_cuts, "iter_row_ends", None)
     size = path.stat().st_size
     assert sorted(set(places(path))) == [0, 5, 21, 23, 32, size]
 

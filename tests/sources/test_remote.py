@@ -15,16 +15,16 @@ import pyarrow as pa
 import pytest
 
 from batchloom import BatchloomError, InputError, check
-from batchloom.cli import run
-from batchloom.core.addresses import has_wildcard, is_url, shown
+from batchloom.cli import run_command_line
+from batchloom.core.addresses import has_wildcard, is_url, redact_url
 from batchloom.core.errors import (
     AccessError,
     DownloadError,
     InputMissingError,
     MissingDependencyError,
 )
-from batchloom.remote import client as reach, open_blocks
-from batchloom.sources import Limits, input_labels, list_sources
+from batchloom.remote import client as reach, open_remote_file
+from batchloom.sources import ReadLimits, list_sources, make_input_labels
 from prepare.stores import make, texts, tree
 from sources.reading import Read
 from sources.test_archives import NAMES, make as pack
@@ -58,13 +58,13 @@ def put(client, **files):
     ],
 )
 def test_no_secret_of_a_url_is_shown(place, name):
-    assert shown(place) == name
-    assert input_labels([place])[0] == name or not is_url(place)
+    assert redact_url(place) == name
+    assert make_input_labels([place])[0] == name or not is_url(place)
 
 
 def test_urls_that_differ_in_what_is_not_shown_are_told_apart():
     urls = ["https://h/a.txt?id=1", "x.txt", "https://h/a.txt?id=2", "-"]
-    assert input_labels(urls) == ["https://h/a.txt", "x.txt", "https://h/a.txt (2)", "stdin"]
+    assert make_input_labels(urls) == ["https://h/a.txt", "x.txt", "https://h/a.txt (2)", "stdin"]
 
 
 def test_a_question_mark_of_a_web_address_is_no_wildcard():
@@ -116,7 +116,7 @@ def test_every_kind_is_read_where_it_lies(web, impatient, tmp_path, name):
     url = f"{web.url}/{name}?sig={SECRET}"
     web.cut = 200_000
     far, near = (
-        Read(place, field="text", unit=200_000, limits=Limits(chunk_bytes=64 << 10))
+        Read(place, field="text", unit=200_000, limits=ReadLimits(chunk_bytes=64 << 10))
         for place in (url, path)
     )
     assert len(near.values) >= 3000
@@ -196,26 +196,26 @@ def test_a_connection_that_always_breaks_is_an_error_and_no_short_text(web, impa
     with pytest.raises(
         DownloadError, match=r"from byte 0 of \d.* nothing came in 6 tries .*the connection broke"
     ):
-        open_blocks(f"{web.url}/a.txt?sig={SECRET}", len(LINES)).read()
+        open_remote_file(f"{web.url}/a.txt?sig={SECRET}", len(LINES)).read()
 
 
 def test_a_server_that_fails_for_a_while_is_asked_again(web, impatient):
     web.files["/a.txt"], web.failures = LINES, 5
-    assert open_blocks(f"{web.url}/a.txt", len(LINES)).read() == LINES
+    assert open_remote_file(f"{web.url}/a.txt", len(LINES)).read() == LINES
     web.failures = 6
     with pytest.raises(DownloadError, match="nothing came in 6 tries .the server answered 503"):
-        open_blocks(f"{web.url}/a.txt", len(LINES)).read()
+        open_remote_file(f"{web.url}/a.txt", len(LINES)).read()
 
 
 def test_waits_grow_to_half_a_minute_together():
-    waits = [reach.patience(tries) for tries in range(1, 6)]
+    waits = [reach.compute_backoff(tries) for tries in range(1, 6)]
     assert waits == sorted(waits)
     assert 20 < sum(waits) < 40
 
 
 def test_reading_anywhere_is_reading_the_file(web):
     web.files["/a.txt"] = LINES
-    near, far = io.BytesIO(LINES), open_blocks(f"{web.url}/a.txt", len(LINES))
+    near, far = io.BytesIO(LINES), open_remote_file(f"{web.url}/a.txt", len(LINES))
     for place, count in [
         (0, 5),
         (len(LINES) - 3, 10),
@@ -282,7 +282,7 @@ def test_what_cannot_be_reached_is_told_at_once(url, kind, words, monkeypatch):
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
-    monkeypatch.setattr(reach, "_options", reach._options.__wrapped__)
+    monkeypatch.setattr(reach, "_make_storage_options", reach._make_storage_options.__wrapped__)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "other")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -385,7 +385,7 @@ def run_with(monkeypatch, capsys, tmp_path):
 
     def run_command(words, data):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        return run(words), *capsys.readouterr()
+        return run_command_line(words), *capsys.readouterr()
 
     return run_command
 

@@ -8,7 +8,7 @@ import pytest
 
 from batchloom import InputError
 from batchloom.core.errors import RecordError
-from batchloom.sources import Limits
+from batchloom.sources import ReadLimits
 from sources.reading import Read
 
 
@@ -21,7 +21,7 @@ def write(tmp_path, text, name="a.csv"):
 @pytest.fixture(params=[1 << 20, 7], ids=["large", "small"])
 def chunk(request, monkeypatch):
     """Bytes read at once."""
-    monkeypatch.setattr("batchloom.sources.formats.csv_format._CHUNK", request.param)
+    monkeypatch.setattr("batchloom.sources.formats.csv_format._CHUNK_BYTES", request.param)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -104,14 +104,14 @@ def test_a_missing_column_is_named_at_once(tmp_path):
 def test_a_row_above_the_limit_is_kept_aside(tmp_path):
     rows = ["text,n", "a,1", '"' + 'x""\n' * 200 + '",2', "b,3", "y" * 900 + ",4", "c,5"]
     path = write(tmp_path, "\n".join(rows))
-    found = Read(path, limits=Limits(record_bytes=400))
+    found = Read(path, limits=ReadLimits(record_bytes=400))
     assert [row["n"] for row in found.values] == ["1", "3", "5"]
     assert [sentence.split(":")[0] for sentence in found.bad] == [
         "a.csv, line 3",
         "a.csv, line 205",
     ]
     with pytest.raises(InputError, match="line 3: a quoted field opens"):
-        Read(write(tmp_path, 'text,n\na,1\n"' + "x" * 900), limits=Limits(record_bytes=400))
+        Read(write(tmp_path, 'text,n\na,1\n"' + "x" * 900), limits=ReadLimits(record_bytes=400))
 
 
 def test_a_field_far_above_the_limit_of_the_csv_module(tmp_path):

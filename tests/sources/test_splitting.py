@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom.sources import (
-    Limits,
-    Part,
     PartReader,
+    ReadLimits,
     ReadRules,
     RecordBounds,
-    document_end,
+    SourcePart,
+    find_document_end,
     list_sources,
-    parts_of,
+    split_source,
 )
 from tiers import examples
 
-SMALL = Limits(
+SMALL = ReadLimits(
     record_bytes=400, whole_text_bytes=100, document_bytes=40, reach_bytes=60, chunk_bytes=64
 )
 
@@ -27,7 +27,7 @@ def read(path, rules, unit_bytes=None):
     (source,) = list_sources([str(path)]).sources
     texts, bad, seen, at = [], [], 0, 0
     bounds = RecordBounds(rules)
-    for part in parts_of(source, rules, unit_bytes or 1 << 40):
+    for part in split_source(source, rules, unit_bytes or 1 << 40):
         with PartReader(part, rules, bounds) as reader:
             for found in reader:
                 assert len(found.values) == len(found.records) == len(found.offsets)
@@ -82,16 +82,16 @@ def test_offsets_point_at_the_documents(tmp_path):
 
 
 def test_a_long_text_is_cut_at_blank_lines_else_lines_else_spaces_else_characters():
-    limits = Limits(document_bytes=10)
-    assert document_end(b"0123456789ab\n\n \n  indented", 0, limits) == 16
-    assert document_end(b"0123456789ab\ncd ef", 0, limits) == 13
-    assert document_end(b"0123456789ab cdef ghi", 0, limits) == 12
-    assert document_end(b"short", 0, limits) == 5
-    assert document_end(b"0123456789abcdefghi", 0, limits) == 19
+    limits = ReadLimits(document_bytes=10)
+    assert find_document_end(b"0123456789ab\n\n \n  indented", 0, limits) == 16
+    assert find_document_end(b"0123456789ab\ncd ef", 0, limits) == 13
+    assert find_document_end(b"0123456789ab cdef ghi", 0, limits) == 12
+    assert find_document_end(b"short", 0, limits) == 5
+    assert find_document_end(b"0123456789abcdefghi", 0, limits) == 19
     long = "€".encode() * 20
-    assert document_end(long, 0, limits) == 12
+    assert find_document_end(long, 0, limits) == 12
     # Bytes that are no UTF-8 are cut somewhere, and told when they are decoded.
-    assert document_end(b"\x80" * 60, 0, limits) == 10
+    assert find_document_end(b"\x80" * 60, 0, limits) == 10
 
 
 def test_a_long_text_keeps_every_byte_in_documents_of_about_the_asked_size(tmp_path):
@@ -158,7 +158,7 @@ def test_a_record_above_the_limit_is_kept_aside_and_the_rest_goes_on(tmp_path, s
 
 
 def test_an_enormous_record_is_read_through_in_bounded_pieces(tmp_path):
-    limits = Limits(record_bytes=1 << 20)
+    limits = ReadLimits(record_bytes=1 << 20)
     path = tmp_path / "a.jsonl"
     line = json.dumps({"text": "z" * (12 << 20)})
     path.write_text(f'{{"text":"a"}}\n{line}\n{{"text":"b"}}\n')
@@ -187,7 +187,7 @@ def test_parts_of_any_size_give_the_documents_of_the_whole(
     path = tmp_path_factory.mktemp("parts") / "a.txt"
     path.write_bytes(("x" + "".join(pieces)).encode())
     # Reach and limits above the file, as they are above any sane record in real use.
-    rules = ReadRules(split_on=split_on, limits=Limits(chunk_bytes=16))
+    rules = ReadRules(split_on=split_on, limits=ReadLimits(chunk_bytes=16))
     assert read(path, rules, unit)[0] == read(path, rules)[0]
 
 
@@ -198,11 +198,11 @@ def test_cut_texts_join_to_the_text_whatever_the_units_and_chunks(
 ):
     path = tmp_path_factory.mktemp("cuts") / "a.txt"
     path.write_bytes(("x" + "".join(pieces) * 4).encode())
-    limits = Limits(whole_text_bytes=50, document_bytes=20, reach_bytes=30, chunk_bytes=chunk)
+    limits = ReadLimits(whole_text_bytes=50, document_bytes=20, reach_bytes=30, chunk_bytes=chunk)
     texts, bad, _ = read(path, ReadRules(limits=limits), unit)
     assert not bad
     assert "".join(text for text, _ in texts).encode() == path.read_bytes()
-    again = Limits(whole_text_bytes=50, document_bytes=20, reach_bytes=30, chunk_bytes=7)
+    again = ReadLimits(whole_text_bytes=50, document_bytes=20, reach_bytes=30, chunk_bytes=7)
     assert read(path, ReadRules(limits=again), unit)[0] == texts
 
 
@@ -230,7 +230,7 @@ def test_jsonl_parts_of_any_size_give_the_records_of_the_whole(tmp_path_factory,
     path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
     lines = ['{"text":"first"}', *lines]
     path.write_text("\n".join(lines) + ("\n" if end else ""))
-    rules = ReadRules(limits=Limits(chunk_bytes=16))
+    rules = ReadRules(limits=ReadLimits(chunk_bytes=16))
     texts, bad, seen = read(path, rules, unit)
     whole, whole_bad, whole_seen = read(path, rules)
     assert texts == whole
@@ -253,7 +253,7 @@ def test_bounds_do_not_depend_on_what_was_looked_up_before(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("a\n" * 30 + "x" * 500 + "\nb\n")
     (source,) = list_sources([str(path)]).sources
-    rules = ReadRules(split_on="line", limits=Limits(reach_bytes=5))
+    rules = ReadRules(split_on="line", limits=ReadLimits(reach_bytes=5))
     used = RecordBounds(rules)
     places = range(0, source.size + 1, 3)
     fresh = [RecordBounds(rules).at(source, place) for place in places]
@@ -266,5 +266,5 @@ def test_a_part_of_one_record_without_end(tmp_path):
     path.write_text(json.dumps({"text": "x" * 1000}))
     assert len(texts_of(path, ReadRules(), unit_bytes=100)) == 1
     (source,) = list_sources([str(path)]).sources
-    with PartReader(Part(source, 500, 700), ReadRules(), RecordBounds(ReadRules())) as reader:
+    with PartReader(SourcePart(source, 500, 700), ReadRules(), RecordBounds(ReadRules())) as reader:
         assert (reader.start, reader.stop) == (source.size, source.size)

@@ -12,7 +12,7 @@ import pytest
 
 from batchloom import InputError
 from batchloom.core.errors import RecordError
-from batchloom.sources import Limits
+from batchloom.sources import ReadLimits
 from sources.reading import Read
 
 ROWS = [
@@ -99,7 +99,7 @@ def test_values_json_does_not_know_come_as_text(tmp_path):
 def test_a_row_above_the_limit_goes_aside_as_in_any_format(tmp_path, kind):
     turns = [[{"content": "x" * (500 if n == 7 else 90)}] for n in range(20)]
     table = pa.table({"messages": pa.array(turns, pa.list_(pa.struct([("content", kind)])))})
-    found = Read(write(tmp_path / "a.arrow", table), limits=Limits(record_bytes=400))
+    found = Read(write(tmp_path / "a.arrow", table), limits=ReadLimits(record_bytes=400))
     assert found.records == [n for n in range(20) if n != 7]
     assert "record larger than 400 bytes" in found.bad[0]
 
@@ -112,7 +112,7 @@ def test_bad_texts_go_aside_with_their_row(tmp_path, kind):
     path = write(tmp_path / "a.parquet", table)
     # No writer takes text that is not UTF-8; only the bytes of one value differ.
     path.write_bytes(path.read_bytes().replace(b"caf?", b"caf\xe9"))
-    found = Read(path, field="text", limits=Limits(record_bytes=400))
+    found = Read(path, field="text", limits=ReadLimits(record_bytes=400))
     assert (found.values, found.records) == (["good", "more"], [0, 4])
     assert [sentence.split(":")[0] for sentence in found.bad] == [
         "a.parquet, row 2",
@@ -192,7 +192,7 @@ def test_mixed_text_in_many_groups_has_one_memory(tmp_path, form):
         "(s,) = list_sources([sys.argv[1]]).sources\n"
         "n = 0\n"
         "for field in (None, 'text'):\n"
-        "    for part in parts_of(s, ReadRules(field), 1 << 40):\n"
+        "    for part in split_source(s, ReadRules(field), 1 << 40):\n"
         "        with PartReader(part, ReadRules(field)) as reader:\n"
         "            n += sum(len(found.values) for found in reader)\n"
         "            reader.finish()\n"

@@ -41,8 +41,8 @@ def to_bucket(s3, folder, name="store"):
 
 def retry_at_once(patch):
     """Have nobody wait between two tries."""
-    patch.setattr(ranges, "patience", lambda tries: 0.01)
-    patch.setattr(reach, "patience", lambda tries: 0.01)
+    patch.setattr(ranges, "compute_backoff", lambda tries: 0.01)
+    patch.setattr(reach, "compute_backoff", lambda tries: 0.01)
 
 
 @contextmanager

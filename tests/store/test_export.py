@@ -13,10 +13,10 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import import_tokens
-from batchloom.store import TARGETS, export_store
+from batchloom.store import EXPORT_TARGETS, export_store
 from batchloom.testing import write_store
 from oracles import megatron_documents, megatron_prefix
 
@@ -71,7 +71,7 @@ def test_shards_are_copied_where_there_are_no_links(tmp_path, store, monkeypatch
 
 def test_one_merged_prefix(tmp_path, store, monkeypatch):
     monkeypatch.setattr(
-        importlib.import_module("batchloom.store.read.document_walk"), "_TOKENS", 333
+        importlib.import_module("batchloom.store.read.document_walk"), "_MAX_TOKENS", 333
     )
     export_store(store.path, to="megatron", out=tmp_path / "m", merge="all.text")
     assert megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
@@ -216,7 +216,7 @@ def test_mosaic_streaming_reads_mds(tmp_path, store, monkeypatch):
     assert shards > 1
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", EXPORT_TARGETS)
 def test_empty_documents_and_other_subsets(tmp_path, to):
     write_store(tmp_path / "s", {"train": [[1]], "val": [[], [2, 256], []]})
     done = export_store(tmp_path / "s", to=to, out=tmp_path / "o" / "deep", split="val")
@@ -227,7 +227,7 @@ def test_empty_documents_and_other_subsets(tmp_path, to):
         assert megatron_documents(done.path / "shard_00000") == [[], [2, 256], []]
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", EXPORT_TARGETS)
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8])
 def test_a_bare_prefix_goes_out_too(tmp_path, to, dtype):
     prefix = megatron_prefix(tmp_path / "p", [[[1, 2], [3]], [[4]]], dtype)
@@ -276,19 +276,22 @@ def test_settings_that_are_wrong(tmp_path):
 
 def test_the_command(tmp_path, store, capsys):
     command = ["export", str(store.path), "--to", "megatron", "--out"]
-    assert run([*command, str(tmp_path / "a"), "--merge", "all", "--json"]) == 0
+    assert run_command_line([*command, str(tmp_path / "a"), "--merge", "all", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"] == 200
-    assert run([*command, str(tmp_path / "b")]) == 0
+    assert run_command_line([*command, str(tmp_path / "b")]) == 0
     assert "200 documents" in capsys.readouterr().out
-    assert run([*command, str(tmp_path / "b")]) == 1
+    assert run_command_line([*command, str(tmp_path / "b")]) == 1
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", EXPORT_TARGETS)
 def test_damage_is_told_and_nothing_is_written(tmp_path, store, to, capsys):
     path = store.path / "train" / "shard_00002.bin"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    assert run(["export", str(store.path), "--to", to, "--out", str(tmp_path / "out")]) == 1
+    assert (
+        run_command_line(["export", str(store.path), "--to", to, "--out", str(tmp_path / "out")])
+        == 1
+    )
     assert str(path) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -15,9 +15,9 @@ from batchloom import BatchloomError, Loader, check, explain, inspect, open_stor
 from batchloom.store import (
     compact_store,
     export_store,
+    iter_shard_documents,
     read_log,
     remove_documents,
-    stored_documents,
 )
 
 SLOW = pytest.mark.slow
@@ -149,7 +149,7 @@ USES = {
         export_store(place, to=to, out=f"{place}-{to}") for to in ("flat", "parquet")
     ],
     "log": read_log,
-    "documents": lambda place: list(stored_documents(place)),
+    "documents": lambda place: list(iter_shard_documents(place)),
     "remove": lambda place: remove_documents(place, sources=["in.jsonl"], dry_run=True),
     "compact": lambda place: compact_store(shutil.copytree(place, f"{place}-compact")),
 }

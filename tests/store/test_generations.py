@@ -25,14 +25,14 @@ from batchloom.store import (
     WORK_NAME,
     PartEntry,
     add_generation,
-    changing,
     compact_store,
-    extended,
-    manifest_bytes,
+    encode_manifest,
+    extend_manifest,
+    iter_shard_documents,
+    lock_store,
     read_log,
     read_manifest,
     remove_documents,
-    stored_documents,
 )
 from batchloom.testing import append_documents, write_store
 from store.test_hostile import edit_manifest
@@ -213,7 +213,7 @@ def test_a_loader_on_an_older_generation_is_unaffected(tmp_path):
 
 def test_hashes_and_parts_of_what_is_there(grown):
     remove_documents(grown, documents_file=listed(grown, "train:1", "train:3"))
-    found = list(stored_documents(grown))
+    found = list(iter_shard_documents(grown))
     hashes = np.concatenate([one.hashes for one in found])
     parts = np.concatenate([one.parts for one in found])
     assert parts.tolist() == [0, 0, 1, 0, 1]
@@ -232,7 +232,7 @@ def test_a_job_that_began_on_another_generation_is_refused(tmp_path, grown):
     copied = tmp_path / "copy"
     shutil.copytree(grown, copied)
     base = read_manifest(copied, 1)
-    stale = extended(base, replace(base, subsets={}))
+    stale = extend_manifest(base, replace(base, subsets={}))
     with pytest.raises(StoreConflictError, match="is generation 2 now, and was another"):
         add_generation(copied, stale, staged=tmp_path)
     assert tree(copied) == tree(grown)
@@ -242,7 +242,7 @@ def test_a_job_of_another_tokenizer_is_refused(grown, tmp_path):
     base = read_manifest(grown)
     other = replace(base, tokenizer=replace(base.tokenizer, fingerprint="f"))
     with pytest.raises(StoreConflictError, match="a store is of one tokenizer"):
-        extended(base, other)
+        extend_manifest(base, other)
 
 
 def test_missing_files_are_no_generation(grown, tmp_path):
@@ -265,7 +265,7 @@ def test_missing_files_are_no_generation(grown, tmp_path):
     )
     before = tree(grown)
     with pytest.raises(StoreConflictError, match="lengths.00003.sums is missing"):
-        add_generation(grown, extended(base, added), staged=tmp_path)
+        add_generation(grown, extend_manifest(base, added), staged=tmp_path)
     assert tree(grown) == before
 
 
@@ -282,7 +282,7 @@ def test_a_store_is_changed_by_one_at_a_time(grown):
         lambda: remove_documents(grown, sources=["given"]),
     )
     for change in changes:
-        with changing(grown), pytest.raises(StoreConflictError, match="Another run is changing"):
+        with lock_store(grown), pytest.raises(StoreConflictError, match="Another run is changing"):
             change()
     (grown / WORK_NAME).mkdir()
     for change in changes:
@@ -509,7 +509,7 @@ def test_a_change_killed_at_random_moments_is_ended_by_giving_it_again(tmp_path)
 
 def test_the_old_manifest_is_kept_as_it_was_read(grown):
     base = read_manifest(grown, 1)
-    assert manifest_bytes(base) == (grown / "generations/00001.json").read_bytes()
+    assert encode_manifest(base) == (grown / "generations/00001.json").read_bytes()
 
 
 def test_an_empty_append_makes_a_generation_of_the_same_documents(grown, tmp_path):
@@ -523,7 +523,7 @@ def test_an_empty_append_makes_a_generation_of_the_same_documents(grown, tmp_pat
     (tmp_path / "quarantine.00003.jsonl").write_text("{}\n")
     (tmp_path / "report.00003.json").write_text('{"started": "today"}')
     added = replace(base, subsets={}, sources=(source,), counts=counts)
-    add_generation(grown, extended(base, added), staged=tmp_path)
+    add_generation(grown, extend_manifest(base, added), staged=tmp_path)
     assert contents(grown) == contents(grown, 2)
     assert [one.when for one in read_log(grown)] == ["", "", "today"]
     assert check(grown).sound, check(grown).faults

@@ -9,22 +9,22 @@ import pytest
 import xxhash
 
 from batchloom import InputError, StoreError, check
-from batchloom.store import map_origins
+from batchloom.store import map_provenance
 from batchloom.store.format import (
-    COUNTED,
-    BlockSums,
-    MaskBits,
-    Origins,
-    Sides,
-    index_bytes,
+    COUNTED_ENTRY_BYTES,
+    BlockChecksums,
+    MaskBuilder,
+    PairIndex,
+    ProvenanceTable,
+    choose_token_dtype,
+    compute_file_checksums,
+    compute_pair_numbers,
+    encode_index,
+    format_shard_name,
+    map_checksum_file,
     map_index,
     map_mask,
-    map_sides,
-    map_sums,
-    pair_numbers,
-    shard_name,
-    sums_of_file,
-    token_dtype,
+    map_pair_index,
 )
 from batchloom.store.format.megatron_index import HEADER
 from batchloom.testing import write_store
@@ -41,19 +41,19 @@ def test_index_bytes():
         + struct.pack("<3q", 0, 6, 6)
         + struct.pack("<4q", 0, 1, 2, 3)
     )
-    assert index_bytes(np.array([3, 0, 2], np.uint32), np.dtype("<u2")) == expected
-    assert index_bytes(np.array([], np.uint32), np.dtype("<i4"))[17] == 4
+    assert encode_index(np.array([3, 0, 2], np.uint32), np.dtype("<u2")) == expected
+    assert encode_index(np.array([], np.uint32), np.dtype("<i4"))[17] == 4
 
 
 def test_index_pointers_of_shards_above_two_gibibytes():
     lengths = np.array([2**31 - 1, 2**31 - 1, 5], np.uint32)
-    data = index_bytes(lengths, np.dtype("<u2"))
+    data = encode_index(lengths, np.dtype("<u2"))
     pointers = np.frombuffer(data, "<i8", 3, offset=HEADER.size + 4 * 3)
     assert pointers.tolist() == [0, 2 * (2**31 - 1), 4 * (2**31 - 1)]
 
 
 def test_docs_bytes(tmp_path):
-    origins = Origins(
+    origins = ProvenanceTable(
         np.array([[1, 2], [3, 4]], np.uint64),
         np.array([5, 6], np.uint64),
         np.array([7, 8], np.uint64),
@@ -65,13 +65,13 @@ def test_docs_bytes(tmp_path):
     expected += struct.pack("<2I", 9, 10)
     assert origins.to_bytes() == expected
     (tmp_path / "x.docs").write_bytes(expected)
-    again = map_origins(tmp_path / "x.docs")
+    again = map_provenance(tmp_path / "x.docs")
     assert again.to_bytes() == expected
     assert origins.take(np.array([1])).records.tolist() == [6]
 
 
 def test_mask_bytes(tmp_path):
-    bits = MaskBits()
+    bits = MaskBuilder()
     for piece in ([1, 0, 0], [1, 1, 1, 1, 0, 1], [], [0]):
         bits.append(np.array(piece, bool))
     expected = b"BLMMASK\x00" + struct.pack("<QQQ", 1, 10, 6) + bytes([0b01111001, 0b00000001])
@@ -96,7 +96,7 @@ def test_mask_bytes(tmp_path):
 
 def test_sums_bytes(tmp_path):
     data = bytes(range(256)) * 16 * 600 + b"rest"
-    sums = BlockSums()
+    sums = BlockChecksums()
     for piece in (data[:5], data[5:4095], data[4095:4096], data[4096:40_000], data[40_000:]):
         sums.append(piece)
     digests = [xxhash.xxh3_64_intdigest(data[at : at + 4096]) for at in range(0, len(data), 4096)]
@@ -106,14 +106,14 @@ def test_sums_bytes(tmp_path):
     head += bytes(4096 - len(head))
     assert sums.to_bytes() == (head + entries, xxhash.xxh3_128_hexdigest(head))
     (tmp_path / "x.sums").write_bytes(head + entries)
-    mapped = map_sums(tmp_path / "x.sums", xxhash.xxh3_128_hexdigest(head), len(data))
+    mapped = map_checksum_file(tmp_path / "x.sums", xxhash.xxh3_128_hexdigest(head), len(data))
     assert mapped.expected(500, 601).tolist() == digests[500:]
 
 
 def test_sums_bytes_of_lengths(tmp_path):
     """Behind each checksum the tokens before its block."""
     lengths = np.arange(2500, dtype="<u4")
-    sums = BlockSums(COUNTED)
+    sums = BlockChecksums(COUNTED_ENTRY_BYTES)
     sums.append(lengths[:1500])
     sums.append(lengths[1500:])
     data, head = sums.to_bytes()
@@ -125,47 +125,54 @@ def test_sums_bytes_of_lengths(tmp_path):
     expected = b"BLMSUMS\x00" + struct.pack("<QQQ", 1, 3, 16) + root
     assert data == expected + bytes(4096 - len(expected)) + entries
     (tmp_path / "x.sums").write_bytes(data)
-    assert tuple(map_sums(tmp_path / "x.sums", head, 10_000, COUNTED).before.tolist()) == before
+    assert (
+        tuple(
+            map_checksum_file(
+                tmp_path / "x.sums", head, 10_000, COUNTED_ENTRY_BYTES
+            ).before.tolist()
+        )
+        == before
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 << 20])
 def test_sums_of_any_size_are_those_of_the_pieces(tmp_path, size):
     data = bytes(size)
     (tmp_path / "x.bin").write_bytes(data)
-    sums = BlockSums()
+    sums = BlockChecksums()
     sums.append(data)
     written, head = sums.to_bytes()
-    assert sums_of_file(tmp_path / "x.bin").to_bytes() == (written, head)
+    assert compute_file_checksums(tmp_path / "x.bin").to_bytes() == (written, head)
     (tmp_path / "x.sums").write_bytes(written)
-    map_sums(tmp_path / "x.sums", head, size)
+    map_checksum_file(tmp_path / "x.sums", head, size)
     for place in {0, 24, 31, len(written) - 1}:
         changed = bytearray(written)
         changed[place] ^= 1
         (tmp_path / "x.sums").write_bytes(changed)
         with pytest.raises(StoreError, match="x.sums"):
-            map_sums(tmp_path / "x.sums", head, size).expected(0, max(1, -(-size // 4096)))
+            map_checksum_file(tmp_path / "x.sums", head, size).expected(0, max(1, -(-size // 4096)))
 
 
 def test_pairs_bytes(tmp_path):
-    numbers = pair_numbers(np.array([0, 0, 3], np.uint32), np.array([7, 8, 1], np.uint64))
+    numbers = compute_pair_numbers(np.array([0, 0, 3], np.uint32), np.array([7, 8, 1], np.uint64))
     assert numbers.tolist() == [7, 8, (3 << 40) + 1]
     expected = b"BLMPAIR\x00" + struct.pack("<QQQ", 1, 4, 0)
     expected += struct.pack("<4Q", 7, 7, 9, 9) + bytes([1, 2, 1, 2])
-    sides = Sides(np.array([7, 7, 9, 9], np.uint64), np.array([1, 2, 1, 2], np.uint8))
+    sides = PairIndex(np.array([7, 7, 9, 9], np.uint64), np.array([1, 2, 1, 2], np.uint8))
     assert sides.to_bytes() == expected
     (tmp_path / "x.pairs").write_bytes(expected)
-    assert map_sides(tmp_path / "x.pairs", 4, "pairs").to_bytes() == expected
+    assert map_pair_index(tmp_path / "x.pairs", 4, "pairs").to_bytes() == expected
     with pytest.raises(StoreError, match="document 0 has side 1, which is none of labels"):
-        map_sides(tmp_path / "x.pairs", 4, "labels")
+        map_pair_index(tmp_path / "x.pairs", 4, "labels")
     (tmp_path / "x.pairs").write_bytes(expected[:-4] + bytes([3, 4, 4, 3]))
     with pytest.raises(StoreError, match="do not ascend"):
-        map_sides(tmp_path / "x.pairs", 4, "labels")
+        map_pair_index(tmp_path / "x.pairs", 4, "labels")
 
 
 def test_pairs_are_numbered_up_to_a_limit():
     for part, record in ((1 << 23, 0), (0, 1 << 40)):
         with pytest.raises(InputError, match="give fewer, larger files"):
-            pair_numbers(np.array([part], np.uint32), np.array([record], np.uint64))
+            compute_pair_numbers(np.array([part], np.uint32), np.array([record], np.uint64))
 
 
 def test_a_mask_is_written_only_where_a_token_is_not_trained(tmp_path):
@@ -251,7 +258,7 @@ def test_the_same_store_has_the_same_bytes(tmp_path):
 def test_dtype_follows_megatrons_rule():
     dtype = megatron("indexed_dataset").DType
     for vocabulary in (257, 50_257, 65_499, 65_500, 65_536, 151_936):
-        assert np.dtype(token_dtype("auto", vocabulary)) == dtype.optimal_dtype(vocabulary)
+        assert np.dtype(choose_token_dtype("auto", vocabulary)) == dtype.optimal_dtype(vocabulary)
 
 
 def test_int32_ids_read_unchanged_as_uint32(tmp_path):
@@ -261,7 +268,7 @@ def test_int32_ids_read_unchanged_as_uint32(tmp_path):
 
 
 def test_shard_names_grow():
-    assert [shard_name(n) for n in (0, 99_999, 100_000)] == [
+    assert [format_shard_name(n) for n in (0, 99_999, 100_000)] == [
         "shard_00000",
         "shard_99999",
         "shard_100000",
@@ -270,7 +277,7 @@ def test_shard_names_grow():
 
 @pytest.mark.parametrize("code", range(1, 9))
 def test_every_dtype_code_is_known(tmp_path, code):
-    data = bytearray(index_bytes(np.array([1], np.uint32), np.dtype("<u2")))
+    data = bytearray(encode_index(np.array([1], np.uint32), np.dtype("<u2")))
     data[17] = code
     (tmp_path / "a.idx").write_bytes(data)
     assert map_index(tmp_path / "a.idx").dtype.itemsize == [1, 1, 2, 4, 8, 8, 4, 2][code - 1]
@@ -288,4 +295,4 @@ def test_the_schema_is_the_manifests_own():
 
 def test_a_document_too_long_for_an_index_is_refused():
     with pytest.raises(StoreError, match="Document 1 has 2,147,483,648 tokens"):
-        index_bytes(np.array([4, 2**31], np.uint32), np.dtype("<u2"))
+        encode_index(np.array([4, 2**31], np.uint32), np.dtype("<u2"))

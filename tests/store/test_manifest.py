@@ -13,7 +13,7 @@ import xxhash
 
 import batchloom
 from batchloom import InputError, Loader, StoreError, check, open_store
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.store import read_manifest, remove_documents
 from batchloom.testing import append_documents, write_store
 from prepare.s3_relay import Fault
@@ -142,7 +142,7 @@ def test_every_command_refuses_a_changed_manifest(folder, capsys, command):
     path = folder / NAME
     path.write_bytes(path.read_bytes().replace(b'"end_id": 256', b'"end_id": 255'))
     before = path.read_bytes()
-    assert run(command.replace("{}", str(folder)).split()) != 0
+    assert run_command_line(command.replace("{}", str(folder)).split()) != 0
     said = "".join(capsys.readouterr())
     assert "dataset_metadata.json was changed or damaged: its checksum is" in said.replace(
         "\n", " "

@@ -8,7 +8,13 @@ import pytest
 
 import batchloom
 from batchloom import StoreError
-from batchloom.store import Labels, Pairs, compact_store, remove_documents, verify_store
+from batchloom.store import (
+    LabelledAnswers,
+    PreferencePairs,
+    compact_store,
+    remove_documents,
+    verify_store,
+)
 from store.test_hostile import cut, edit_manifest, patch, pipe, shard
 
 PAIRS, MASK = "train/shard_00000.pairs", "train/shard_00000.mask"
@@ -36,7 +42,7 @@ def folder(tmp_path):
 
 
 def read_all(folder):
-    return list(Pairs(batchloom.open_store(folder)))
+    return list(PreferencePairs(batchloom.open_store(folder)))
 
 
 def side(number, value):
@@ -104,7 +110,7 @@ def test_manifests(folder, name):
     change, sentence = MANIFESTS[name]
     edit_manifest(folder, change)
     with pytest.raises(StoreError) as caught:
-        Labels(batchloom.open_store(folder))
+        LabelledAnswers(batchloom.open_store(folder))
     assert sentence in str(caught.value)
     assert any(sentence in fault for fault in verify_store(folder).faults)
 
@@ -146,7 +152,7 @@ def test_labels_are_part_of_what_a_store_is(tmp_path):
         row = {"prompt": "q", "completion": "a", "label": label}
         store = batchloom.open_store(write(tmp_path / str(label), lambda _, row=row: row, count=1))
         found.add(store.fingerprint)
-        assert Labels(store).good.tolist() == [label]
+        assert LabelledAnswers(store).good.tolist() == [label]
     assert len(found) == 2
 
 
@@ -156,18 +162,18 @@ def test_of_a_pair_both_sides_are_removed(folder, tmp_path):
     assert remove_documents(folder, documents_file=tmp_path / "list").documents == 4
     store = batchloom.open_store(folder)
     assert store.contents.removed.tolist() == [2, 3, 8, 9]
-    stored = Pairs(store)
+    stored = PreferencePairs(store)
     kept = [n for n in range(8) if n not in (1, 4)]
     assert [stored[n] for n in range(len(stored))] == [before[n] for n in kept]
     assert stored.chosen.tolist() == [2 * n for n in kept]
     assert stored.rejected.tolist() == [2 * n + 1 for n in kept]
-    labels = Labels(store)
+    labels = LabelledAnswers(store)
     assert len(labels) == labels.good.size == 12
     assert labels[2]["completion_ids"] == before[2]["chosen_ids"]
     assert verify_store(folder).sound
     ids = stored.ids.tolist()
     compact_store(folder)
-    after = Pairs(batchloom.open_store(folder))
+    after = PreferencePairs(batchloom.open_store(folder))
     assert [after[n] for n in range(len(after))] == [before[n] for n in kept]
     assert after.ids.tolist() == ids
     assert verify_store(folder).sound, verify_store(folder).faults

@@ -18,10 +18,10 @@ from batchloom.batches.loading import remote_fetch as fetching
 from batchloom.core.errors import GenerationError, StoreMissingError
 from batchloom.remote import cache_files as segments, cached_blocks as held
 from batchloom.store import (
-    block_sums,
     compact_store,
-    documents_of,
-    manifest_bytes,
+    compute_block_checksums,
+    encode_manifest,
+    find_documents,
     read_manifest,
     remove_documents,
 )
@@ -71,7 +71,7 @@ def test_a_loader_gives_the_same_batches(near, opened, settings):
 @pytest.mark.parametrize("whole", [True, False])
 def test_every_document_is_read(near, url, tmp_path, monkeypatch, whole):
     if not whole:
-        monkeypatch.setattr(far_store, "WHOLE", 0)
+        monkeypatch.setattr(far_store, "MAX_LOCAL_LENGTHS", 0)
     store = open_store(url, cache=tmp_path / "cache")
     assert everything(store) == DOCUMENTS
     assert store.lengths.slice(0, 600).tolist() == [len(ids) for ids in DOCUMENTS]
@@ -92,7 +92,7 @@ def test_long_lengths_are_read_by_blocks(tmp_path, monkeypatch, whole):
     write_store(tmp_path / "near", many, documents_per_shard=1000)
     append_documents(tmp_path / "near", [*many[:1500], [5, 6]], documents_per_shard=700)
     if not whole:
-        monkeypatch.setattr(far_store, "WHOLE", 0)
+        monkeypatch.setattr(far_store, "MAX_LOCAL_LENGTHS", 0)
     near = open_store(tmp_path / "near")
     store = open_store(to_memory(tmp_path / "near", tmp_path.name), cache=tmp_path / "cache")
     assert store.lengths.layers == near.lengths.layers == (3000, 1501)
@@ -184,7 +184,7 @@ def test_an_older_store_is_read_whole_files_checked_and_its_tokens_not(near, tmp
     shards = tuple(replace(shard, sums=None) for shard in train.shards)
     subsets = {**manifest.subsets, "train": replace(train, sums=None, shards=shards)}
     (near.path / "dataset_metadata.json").write_bytes(
-        manifest_bytes(replace(manifest, subsets=subsets, checksum=""))
+        encode_manifest(replace(manifest, subsets=subsets, checksum=""))
     )
     for path in near.path.rglob("*.sums"):
         path.unlink()
@@ -277,7 +277,7 @@ def test_an_id_that_no_vocabulary_has_is_never_served(tmp_path, far):
         train = manifest.subsets["train"]
         shards = tuple(replace(shard, sums=None) for shard in train.shards)
         subsets = {"train": replace(train, shards=shards)}
-        data = manifest_bytes(replace(manifest, subsets=subsets, checksum=""))
+        data = encode_manifest(replace(manifest, subsets=subsets, checksum=""))
         (near.path / "dataset_metadata.json").write_bytes(data)
         store = open_store(to_memory(near.path, tmp_path.name), cache=tmp_path / "cache")
     words = r"train/shard_00000.bin holds token id 257 in document \d+, and the vocabulary has ids 0 to 256"
@@ -312,7 +312,7 @@ def test_what_was_used_last_stays(url, tmp_path):
 
 
 def test_what_is_read_again_and_again_stays_mapped(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(held, "_MOST_MAPPED", 3)
+    monkeypatch.setattr(held, "_MAX_MAPPED_FILES", 3)
     hot, *cold = (0, 100, 200, 300, 400)
     opened[hot]
     first = set(kept(tmp_path / "cache"))
@@ -508,9 +508,9 @@ def test_full_looks_at_what_is_read_and_no_more(url, tmp_path, monkeypatch):
 
     def counted(data):
         hashed.append(len(memoryview(data).cast("B")))
-        return block_sums(data)
+        return compute_block_checksums(data)
 
-    monkeypatch.setattr(far, "block_sums", counted)
+    monkeypatch.setattr(far, "compute_block_checksums", counted)
     store[300]
     assert 0 < sum(hashed) <= 4 * 4096
 
@@ -525,7 +525,7 @@ def test_what_was_kept_before_the_machine_started_is_looked_at_once(
     _change(changed, changed.read_bytes().index(ids))
     wrong = open_store(url, cache=cache, verify="off")
     assert wrong[3].ids.tolist() != DOCUMENTS[3]
-    monkeypatch.setattr(segments, "_boot", lambda: bytes([7] * 16))
+    monkeypatch.setattr(segments, "_read_boot_id", lambda: bytes([7] * 16))
     again = open_store(url, cache=cache, verify="off")
     assert again[3].ids.tolist() == DOCUMENTS[3]
     assert again.reader.fetched_bytes > 0
@@ -539,7 +539,7 @@ def test_origins_come_by_themselves(near, url, tmp_path):
     assert store.provenance.of(12_345) == big.provenance.of(12_345)
     assert store.reader.fetched_bytes - before <= 8 * 4096
     source, record = big.provenance.of(12_345).source, big.provenance.of(12_345).record
-    assert documents_of(store, source, record) == documents_of(big, source, record) == [12_345]
+    assert find_documents(store, source, record) == find_documents(big, source, record) == [12_345]
     assert store.reader.fetched_bytes - before < 36 * 60_000 / 3
 
 
@@ -548,7 +548,7 @@ def test_a_cache_of_a_few_steps_is_used_or_told_to_be_small(
     near, url, tmp_path, caplog, limit, told
 ):
     store = open_store(url, cache=tmp_path / "cache", cache_limit=limit)
-    fetching._tell_of_room.cache_clear()
+    fetching._warn_cache_too_small.cache_clear()
     with caplog.at_level(logging.WARNING, "batchloom"):
         same_batches(Loader(near, **PLAIN), Loader(store, **PLAIN))
     assert caplog.text.count("are not fetched ahead: a step") == told

@@ -9,15 +9,15 @@ import xxhash
 
 import batchloom
 from batchloom import InputError, SettingsError, check, open_store
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError
 from batchloom.store import (
     compact_store,
     export_store,
+    iter_document_ranges,
     read_log,
     read_manifest,
     remove_documents,
-    walk,
 )
 from batchloom.testing import append_documents, write_store
 
@@ -88,12 +88,12 @@ def test_who_removes_everything_is_told(store, capsys):
     assert not remove_documents(store, sources=["given"], dry_run=True).emptied
     remove_documents(store, sources=["given"])
     assert remove_documents(store, sources=["more/*"], dry_run=True).emptied
-    assert run(["remove", str(store), "--source", "more/*"]) == 0
+    assert run_command_line(["remove", str(store), "--source", "more/*"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "No document is left: batchloom compact refuses a store without any, so delete" in told
     with pytest.raises(InputError, match="All documents of .* are removed"):
         compact_store(store)
-    run(["check", str(store)])
+    run_command_line(["check", str(store)])
     assert "nothing by batchloom train: it has no document of a subset train" in (
         capsys.readouterr().out
     )
@@ -301,8 +301,8 @@ def test_a_shard_named_without_its_store_does_not_give_removed_documents(store):
 
 def test_walking_skips_whole_stretches_of_removed_documents(store):
     remove_documents(store, sources=["more/b.jsonl"])
-    assert sum(len(stretch.lengths) for stretch in walk(open_store(store))) == 20
-    assert list(walk(open_store(store), 4)) == []
+    assert sum(len(stretch.lengths) for stretch in iter_document_ranges(open_store(store))) == 20
+    assert list(iter_document_ranges(open_store(store), 4)) == []
 
 
 def test_a_copy_of_a_store_is_the_same_store(store, tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 import batchloom
 from batchloom import InputError, SettingsError, StoreError
 from batchloom.compat import GPTDataLoader, IndexedDataset
-from batchloom.core.synthetic_data import Synthetic, SyntheticSpec, parse_synthetic
+from batchloom.core.synthetic_data import SyntheticDocuments, SyntheticSpec, parse_synthetic_spec
 from batchloom.preparation import import_tokens
 from batchloom.store import verify_prefix, verify_store
 from batchloom.testing import write_store
@@ -41,7 +41,9 @@ def ids(store, number):
 
 def test_the_bytes_of_every_kind_are_pinned():
     spec = {"documents": 5, "lengths": (6, 30), "seed": 7}
-    random, text = (Synthetic(SyntheticSpec(**spec, kind=kind)) for kind in ("random", "text"))
+    random, text = (
+        SyntheticDocuments(SyntheticSpec(**spec, kind=kind)) for kind in ("random", "text")
+    )
     every, zeros = np.arange(5), np.zeros(5, np.int64)
     lengths = random.lengths(every)
     assert (lengths.dtype, lengths.tolist()) == (np.uint32, GOLDEN_LENGTHS)
@@ -64,7 +66,7 @@ def test_the_bytes_of_every_kind_are_pinned():
 @settings(max_examples=examples(150))
 def test_a_span_is_a_cut_of_its_document(kind, vocab, shortest, more, seed, data):
     lengths = (shortest, shortest + more)
-    made = Synthetic(SyntheticSpec(kind=kind, vocab=vocab, lengths=lengths, seed=seed))
+    made = SyntheticDocuments(SyntheticSpec(kind=kind, vocab=vocab, lengths=lengths, seed=seed))
     number = st.integers(0, made.spec.documents - 1)
     documents = np.array(data.draw(st.lists(number, min_size=1, max_size=5)))
     whole = made.lengths(documents).astype(np.int64)
@@ -83,7 +85,7 @@ def test_a_span_is_a_cut_of_its_document(kind, vocab, shortest, more, seed, data
 
 def test_random_ids_are_uniform_and_text_follows_rules():
     def sample(kind):
-        made = Synthetic(SyntheticSpec(kind=kind, vocab=257, lengths=(1000, 1000)))
+        made = SyntheticDocuments(SyntheticSpec(kind=kind, vocab=257, lengths=(1000, 1000)))
         found = made.ids(np.arange(300), np.zeros(300, np.int64), np.full(300, 1000))
         return found.reshape(300, 1000)[:, :-1]
 
@@ -190,13 +192,13 @@ def test_a_window_of_made_up_documents_is_called_one(tmp_path, caplog):
 
 def test_every_problem_is_told_at_once():
     with pytest.raises(SettingsError) as caught:
-        parse_synthetic("dummy:vocb=3,kind=txt,documents=0")
+        parse_synthetic_spec("dummy:vocb=3,kind=txt,documents=0")
     assert len(caught.value.problems) == 3
 
 
 @pytest.mark.parametrize("name", ["dumy", "Dummy", "dummy2", "distributed-dummy", "x:dummy"])
 def test_only_its_names_are_it(name):
-    assert parse_synthetic(name) is None
+    assert parse_synthetic_spec(name) is None
     with pytest.raises(StoreError, match=f"There is no file or folder {name}: "):
         batchloom.open_store(name)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from batchloom import StoreError, open_store
-from batchloom.store import compact_store, documents_of, remove_documents
+from batchloom.store import compact_store, find_documents, remove_documents
 from batchloom.testing import append_documents, write_store
 
 
@@ -26,7 +26,7 @@ def test_every_document_is_found_by_its_record(tmp_path, compacted):
             if (one.source, one.record) == (origin.source, origin.record)
         ]
         assert number in alike
-        assert documents_of(store, origin.source, origin.record) == alike
+        assert find_documents(store, origin.source, origin.record) == alike
 
 
 @pytest.mark.parametrize("part", [1, 1 << 24, (1 << 32) - 1])
@@ -42,7 +42,7 @@ def test_a_part_that_no_source_has_is_damage_and_no_answer(tmp_path, part):
     path.write_bytes(data)
     store = open_store(store.path)
     for ask in (
-        lambda: documents_of(store, origin.source, origin.record),
+        lambda: find_documents(store, origin.source, origin.record),
         lambda: store.provenance.of(3),
     ):
         with pytest.raises(StoreError, match="names a part of its sources that the manifest does"):

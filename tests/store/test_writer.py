@@ -9,13 +9,13 @@ import pytest
 import batchloom
 from batchloom import OutputError, StoreError
 from batchloom.core.errors import StoreMissingError
-from batchloom.preparation.phases import subset_entry
-from batchloom.store import ShardEntry, read_manifest, writing
+from batchloom.preparation.phases import make_subset_entry
+from batchloom.store import ShardEntry, read_manifest, wrap_write_errors
 from batchloom.testing import write_store
 
 
 def test_an_error_about_reading_stays_one_while_something_is_written(tmp_path):
-    with pytest.raises(StoreMissingError), writing(tmp_path):
+    with pytest.raises(StoreMissingError), wrap_write_errors(tmp_path):
         read_manifest(tmp_path)
 
 
@@ -30,7 +30,7 @@ def test_an_error_about_reading_stays_one_while_something_is_written(tmp_path):
     ],
 )
 def test_every_refusal_has_its_remedy(tmp_path, number, remedy):
-    with pytest.raises(OutputError, match=remedy), writing(tmp_path):
+    with pytest.raises(OutputError, match=remedy), wrap_write_errors(tmp_path):
         raise OSError(number, "x")
 
 
@@ -39,7 +39,7 @@ def test_lengths_that_cannot_be_finished_leave_no_file_open(tmp_path):
     entry = ShardEntry("shard_00000", 1, 1, 2, "", "", "")
     (tmp_path / "shard_00000.idx").write_bytes(np.zeros(4, "u1").tobytes())
     with pytest.raises(StoreError, match="is cut short"):
-        subset_entry(tmp_path, [entry])
+        make_subset_entry(tmp_path, [entry])
     assert not (tmp_path / "lengths.u32").exists()
 
 

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 
 from batchloom import Loader, Recipe
 from batchloom.preparation import DedupRecipe, RunSettings
-from batchloom.sources import Limits
-from batchloom.streaming import Order, Stream, StreamSettings
+from batchloom.sources import ReadLimits
+from batchloom.streaming import Stream, StreamOrder, StreamSettings
 
 STEPS = 12
-LIMITS = Limits(
+LIMITS = ReadLimits(
     record_bytes=1 << 16,
     whole_text_bytes=2048,
     document_bytes=256,
@@ -55,7 +55,7 @@ def small_stream(*inputs, unit_bytes=4096, workers=0, keep=None, recipe=None, **
     }
     run = RunSettings(unit_bytes=unit_bytes, limits=LIMITS)
     settings = StreamSettings(workers=workers, keep=keep, run=run)
-    return Stream(replace(recipe, inputs=tuple(map(str, inputs))), Order(**wanted), settings)
+    return Stream(replace(recipe, inputs=tuple(map(str, inputs))), StreamOrder(**wanted), settings)
 
 
 def rows_of(stream: Stream, world: int = 1, state=None) -> dict:

@@ -4,8 +4,8 @@ from threading import Thread
 import numpy as np
 
 from batchloom import PlanError, PlanSpec
-from batchloom.streaming import Feed, Share
-from batchloom.streaming.lane import LanePool, Place
+from batchloom.streaming import FeedSettings, RankFeed
+from batchloom.streaming.lane import LanePosition, StreamPool
 
 STEPS = 1500
 
@@ -18,9 +18,9 @@ class OneSequence:
 
     def take(self, lane, place):
         lengths = np.array([4] if place.pool % 2 else [], np.uint32)
-        following = Place(0, place.pool + 1)
+        following = LanePosition(0, place.pool + 1)
         tokens = np.zeros(int(lengths.sum()), np.uint8)
-        return LanePool(lane, 0, place.pool, tokens, lengths, None, following)
+        return StreamPool(lane, 0, place.pool, tokens, lengths, None, following)
 
     def close(self):
         pass
@@ -28,8 +28,8 @@ class OneSequence:
 
 def test_cursors_and_tokens_are_asked_while_another_thread_takes_steps():
     spec = PlanSpec(seq_len=4, global_batch_size=1, steps=STEPS)
-    share = Share(spec, lanes=1, rank=0, world_size=1, end_id=0, max_bad=0)
-    feed, taken, wrong = Feed(share, OneSequence(), {0: (Place(), 0)}), [], []
+    share = FeedSettings(spec, lanes=1, rank=0, world_size=1, end_id=0, max_bad=0)
+    feed, taken, wrong = RankFeed(share, OneSequence(), {0: (LanePosition(), 0)}), [], []
 
     def take():
         for step in range(STEPS):

@@ -25,8 +25,14 @@ from batchloom import (
 from batchloom.batches import PlanOptions
 from batchloom.core.errors import StoreConflictError
 from batchloom.plan import LanePlan
-from batchloom.preparation import STRETCHES, ChatRecipe, DedupRecipe, RunSettings, run_recipe
-from batchloom.store import read_stretches, remove_documents
+from batchloom.preparation import (
+    STREAM_BATCHES_FOLDER,
+    ChatRecipe,
+    DedupRecipe,
+    RunSettings,
+    run_recipe,
+)
+from batchloom.store import read_range_bounds, remove_documents
 from batchloom.streaming import merge_states
 from streams.streams import LIMITS, rows_of, small_stream, table, texts, write_lines, write_texts
 
@@ -105,7 +111,7 @@ def test_what_is_kept_is_what_prepare_makes(tmp_path, kind, world):
 
     store = open_store(out)
     spec = replace(stream.spec)
-    plan = LanePlan(store, spec, lanes=stream.lanes, bounds=read_stretches(store))
+    plan = LanePlan(store, spec, lanes=stream.lanes, bounds=read_range_bounds(store))
     repeated = {}
     for rank in range(2):
         for batch in Loader(plan, rank=rank, world_size=2, output="numpy"):
@@ -148,7 +154,7 @@ def test_a_stream_goes_on_keeping_after_it_was_stopped(tmp_path):
     for batch in loader:
         if batch.step == 30:
             break
-    assert list((out / ".work" / STRETCHES).rglob("stretch.json"))
+    assert list((out / ".work" / STREAM_BATCHES_FOLDER).rglob("stretch.json"))
     stream = small_stream(inputs, keep=out, lanes=2, **LONG)
     rest = rows_of(stream, state=loader.state_dict())
     assert rest == {place: row for place, row in whole.items() if place[0] > 30}
@@ -226,7 +232,7 @@ def test_no_plan_pretends_to_repeat_where_prepare_moved_a_document(tmp_path, cap
     assert store.manifest.subset_overrides
     assert "no plan over it can repeat the stream" in caplog.text
     with pytest.raises(PlanError, match="no stretches"):
-        read_stretches(store)
+        read_range_bounds(store)
 
 
 def test_the_stretches_of_another_store_are_refused(tmp_path):
@@ -248,13 +254,13 @@ def test_the_stretches_of_another_store_are_refused(tmp_path):
     assert len(one) == len(two)
     name = "plans/stretches.lanes"
     (two.path / name).write_bytes((one.path / name).read_bytes())
-    bounds = read_stretches(one)
+    bounds = read_range_bounds(one)
     assert len(bounds) > 1
     (tmp_path / "gone").write_text("train:3\n")
     remove_documents(one.path, documents_file=tmp_path / "gone")
-    assert read_stretches(open_store(one.path)).tolist() == bounds.tolist()
+    assert read_range_bounds(open_store(one.path)).tolist() == bounds.tolist()
     with pytest.raises(PlanError, match=r"of another store than the one beside it"):
-        read_stretches(two)
+        read_range_bounds(two)
 
 
 def test_folders_that_cannot_be_kept_in(tmp_path):
@@ -274,7 +280,7 @@ def test_folders_that_cannot_be_kept_in(tmp_path):
     prepared(other, tmp_path / "plain")
     store = open_store(tmp_path / "plain")
     with pytest.raises(PlanError, match="no stretches"):
-        read_stretches(store)
+        read_range_bounds(store)
     with pytest.raises(PlanError, match="end at document"):
         LanePlan(store, other.spec, lanes=2, bounds=np.array([0, 3]))
 

@@ -25,7 +25,7 @@ from batchloom import (
 )
 from batchloom.core.errors import InputMissingError, TooManyBadRecordsError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.plan import lane_stretches
+from batchloom.plan import order_lane_ranges
 from batchloom.preparation import ChatRecipe, DedupRecipe
 from batchloom.streaming import merge_states
 from streams.streams import STEPS, rows_of, small_stream, table, texts, write_lines, write_texts
@@ -374,7 +374,7 @@ def test_stretches_hold_every_byte_once(tmp_path):
             assert pieces[-1][1] == part.stop
             assert all(a[1] == b[0] for a, b in pairwise(pieces))
     every = np.concatenate(
-        [lane_stretches(len(stretches), 8, stream.spec, lane, 0) for lane in range(8)]
+        [order_lane_ranges(len(stretches), 8, stream.spec, lane, 0) for lane in range(8)]
     )
     assert sorted(every) == list(range(len(stretches)))
 

@@ -12,7 +12,7 @@ import pytest
 import batchloom
 from batchloom import Mixture, SettingsError
 from batchloom.batches import Augment
-from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, parts_of
+from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, split_source
 from batchloom.testing import check_loader, check_source, write_store
 from single_settings import make_loader
 
@@ -248,7 +248,7 @@ class Reading:
 
 def reading(path, rules):
     (source,) = list_sources([str(path)]).sources
-    return lambda unit: [Reading(part, rules) for part in parts_of(source, rules, unit)]
+    return lambda unit: [Reading(part, rules) for part in split_source(source, rules, unit)]
 
 
 @pytest.mark.parametrize(

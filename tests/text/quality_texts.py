@@ -1,10 +1,10 @@
 """Texts for the quality rules: one just inside and one just outside each limit."""
 
 from batchloom.text import C4, FineWeb, Gopher, Repetition
-from batchloom.text.quality.c4 import make as make_c4
-from batchloom.text.quality.fineweb import make as make_fineweb
-from batchloom.text.quality.gopher import make as make_gopher
-from batchloom.text.quality.repetition import make as make_repetition
+from batchloom.text.quality.c4 import make_c4_step as make_c4
+from batchloom.text.quality.fineweb import make_fineweb_step as make_fineweb
+from batchloom.text.quality.gopher import make_gopher_step as make_gopher
+from batchloom.text.quality.repetition import make_repetition_step as make_repetition
 
 STEPS = {
     "c4": make_c4(C4()),

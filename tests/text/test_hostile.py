@@ -10,7 +10,7 @@ from text.test_steps import MENDING
 
 RUN = """
 import json, sys, time
-from batchloom.text.registry import make_clean
+from batchloom.text.registry import make_clean_function
 from batchloom.text.steps import CleanStep
 
 n = 300_000
@@ -29,7 +29,7 @@ texts["attributes"] = "<div " + " ".join(f"a{i}='>'" for i in range(n // 12)) + 
 texts["page"] = "<html><body>" + "<div class='a b'><p>word word</p></div>" * (n // 40)
 texts["menu"] = "<html><body>" + "<nav><a href=x>y</a></nav>" * (n // 26)
 took = {}
-clean = make_clean(CleanStep(sys.argv[1], json.loads(sys.argv[2])))
+clean = make_clean_function(CleanStep(sys.argv[1], json.loads(sys.argv[2])))
 for name, text in texts.items():
     start = time.process_time()
     clean(text)

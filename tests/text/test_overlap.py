@@ -18,12 +18,16 @@ from hypothesis import given, strategies as st
 from batchloom import InputError, SettingsError
 from batchloom.core.errors import InputMissingError, RecordError
 from batchloom.core.settings import from_plain, to_plain
-from batchloom.preparation.settings import evaluation_sets, with_index
-from batchloom.preparation.settings.evaluation_sets import files_identity, index_of, records_of
-from batchloom.text import CleanStep, Decontaminate, Drop
+from batchloom.preparation.settings import build_overlap_index, evaluation_sets
+from batchloom.preparation.settings.evaluation_sets import (
+    compute_overlap_index,
+    fingerprint_step_files,
+    iter_set_records,
+)
+from batchloom.text import CleanStep, DecontaminationSettings, DroppedText
 from batchloom.text.decontamination import build_index, overlap
-from batchloom.text.decontamination.ngrams import normal_words
-from batchloom.text.decontamination.overlap import against
+from batchloom.text.decontamination.ngrams import split_normal_words
+from batchloom.text.decontamination.overlap import make_step_with_index
 from batchloom.text.decontamination.overlap_index import load_index
 from text.quality_texts import names
 
@@ -32,7 +36,9 @@ SHORT = "How many legs has a spider with two shoes?"
 
 
 def step(**sets):
-    return against(build_index({name: [(text,) for text in texts] for name, texts in sets.items()}))
+    return make_step_with_index(
+        build_index({name: [(text,) for text in texts] for name, texts in sets.items()})
+    )
 
 
 def test_thirteen_words_in_a_row_are_an_overlap():
@@ -42,7 +48,7 @@ def test_thirteen_words_in_a_row_are_an_overlap():
         ["so", *words[2:14], "it", "went"]
     )
     found = clean(" ".join(["so", *words[2:15], "it", "went"]))
-    assert found == Drop(
+    assert found == DroppedText(
         "decontaminate: shares words with trains",
         f"record 2 of trains: {' '.join(words[2:15])!r}",
     )
@@ -51,26 +57,26 @@ def test_thirteen_words_in_a_row_are_an_overlap():
 def test_case_punctuation_and_layout_do_not_hide_an_overlap():
     clean = step(trains=[QUESTION])
     hidden = QUESTION.upper().replace(" ", " -- \n“").replace("TRAIN", "*train*,")
-    assert isinstance(clean(f"<p>{hidden}</p>"), Drop)
+    assert isinstance(clean(f"<p>{hidden}</p>"), DroppedText)
 
 
 def test_short_fields_are_looked_for_as_a_whole():
     clean = step(legs=[SHORT], few=["What is two and two", QUESTION])
-    assert isinstance(clean(f"Q: {SHORT} A: ..."), Drop)
+    assert isinstance(clean(f"Q: {SHORT} A: ..."), DroppedText)
     assert clean("How many legs has a spider with two hats?")[:3] == "How"
     assert clean("What is two and two?") == "What is two and two?"
 
 
 def test_fields_of_a_record_stand_one_after_the_other():
     asked, answered = "What colour has the sky?", "It is blue in the day, all day."
-    clean = against(build_index({"quiz": [(asked, answered)]}))
-    assert isinstance(clean(f"Quiz! {asked} {answered} Well."), Drop)
-    assert isinstance(clean(f"Quiz! {answered}"), Drop)
+    clean = make_step_with_index(build_index({"quiz": [(asked, answered)]}))
+    assert isinstance(clean(f"Quiz! {asked} {answered} Well."), DroppedText)
+    assert isinstance(clean(f"Quiz! {answered}"), DroppedText)
     assert clean(f"Quiz! {asked} {asked}") == f"Quiz! {asked} {asked}"
 
 
 def test_the_first_overlap_and_the_first_set_are_told():
-    twice = against(build_index({"a": [(QUESTION,)], "b": [(QUESTION,), (SHORT,)]}))
+    twice = make_step_with_index(build_index({"a": [(QUESTION,)], "b": [(QUESTION,), (SHORT,)]}))
     assert twice(QUESTION).reason == "decontaminate: shares words with a"
     assert twice(f"{SHORT} {QUESTION}").detail.startswith("record 2 of b")
 
@@ -85,7 +91,9 @@ def test_an_overlap_far_into_a_large_text(stride):
     for at in range((1 << 20) - 100, (1 << 20) + 20, stride):
         head = text[:at].rsplit(" ", 1)[0]
         found = clean(f"{head} {QUESTION} {filler}")
-        assert found.detail == f"record 1 of trains: {' '.join(normal_words(QUESTION)[:13])!r}"
+        assert (
+            found.detail == f"record 1 of trains: {' '.join(split_normal_words(QUESTION)[:13])!r}"
+        )
 
 
 @given(
@@ -97,17 +105,19 @@ def test_an_overlap_far_into_a_large_text(stride):
 def test_overlaps_are_those_of_a_plain_search(document, record, words, least):
     if len(record) < min(words, least):
         return
-    clean = against(build_index({"s": [(" ".join(record),)]}, words=words, min_words=least))
+    clean = make_step_with_index(
+        build_index({"s": [(" ".join(record),)]}, words=words, min_words=least)
+    )
     size = min(words, len(record))
     grams = {tuple(record[i : i + size]) for i in range(len(record) - size + 1)}
     shared = any(tuple(document[i : i + size]) in grams for i in range(len(document) - size + 1))
-    assert isinstance(clean(" ".join(document)), Drop) == shared
+    assert isinstance(clean(" ".join(document)), DroppedText) == shared
 
 
 @given(st.text(max_size=200))
 def test_any_text_gives_itself_or_a_drop(text):
     assert step(trains=[QUESTION])(text) == text
-    assert normal_words(text) == normal_words(" ".join(normal_words(text)))
+    assert split_normal_words(text) == split_normal_words(" ".join(split_normal_words(text)))
 
 
 @pytest.mark.parametrize(
@@ -121,30 +131,30 @@ def test_any_text_gives_itself_or_a_drop(text):
     ],
 )
 def test_normal_words(text, found):
-    assert " ".join(normal_words(text)) == found
+    assert " ".join(split_normal_words(text)) == found
 
 
 def test_an_index_is_a_file_that_workers_map(tmp_path):
     rows = [{"question": QUESTION, "choices": ["red", "blue"], "answer": 1}, {"question": SHORT}]
     (tmp_path / "quiz.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "lines.txt").write_text(f"short\n{' '.join(names(20))}\n")
-    settings = Decontaminate(
+    settings = DecontaminationSettings(
         sets={"quiz": str(tmp_path / "quiz.jsonl"), "lines": str(tmp_path / "lines.txt")}
     )
-    assert list(records_of(settings.sets["quiz"])) == [(QUESTION, "red", "blue"), (SHORT,)]
-    ready = with_index(settings, tmp_path)
-    assert with_index(settings, tmp_path) == ready
-    assert from_plain(Decontaminate, to_plain(ready)) == ready
-    clean = pickle.loads(pickle.dumps(overlap.make(ready)))
+    assert list(iter_set_records(settings.sets["quiz"])) == [(QUESTION, "red", "blue"), (SHORT,)]
+    ready = build_overlap_index(settings, tmp_path)
+    assert build_overlap_index(settings, tmp_path) == ready
+    assert from_plain(DecontaminationSettings, to_plain(ready)) == ready
+    clean = pickle.loads(pickle.dumps(overlap.make_decontamination_step(ready)))
     assert clean(f"- {SHORT}").detail.startswith("record 2 of quiz")
-    assert clean(" ".join(names(14))).reason in overlap.reasons(settings)
+    assert clean(" ".join(names(14))).reason in overlap.list_overlap_reasons(settings)
     assert clean("nothing of it") == "nothing of it"
-    assert load_index(ready.index).fingerprint == index_of(settings).fingerprint
+    assert load_index(ready.index).fingerprint == compute_overlap_index(settings).fingerprint
     step = CleanStep("decontaminate", {"sets": settings.sets})
-    before = files_identity([step])
+    before = fingerprint_step_files([step])
     (tmp_path / "lines.txt").write_text(f"short\n{' '.join(names(21))}\n")
-    assert files_identity([step]) != before
-    assert with_index(settings, tmp_path).index != ready.index
+    assert fingerprint_step_files([step]) != before
+    assert build_overlap_index(settings, tmp_path).index != ready.index
 
 
 def rewritten(path, text):
@@ -158,19 +168,19 @@ def rewritten(path, text):
 def test_sets_are_named_by_their_bytes(tmp_path, monkeypatch):
     path = tmp_path / "quiz.txt"
     path.write_text(f"{' '.join(names(20))}\n")
-    settings = Decontaminate(sets={"quiz": str(path)})
+    settings = DecontaminationSettings(sets={"quiz": str(path)})
     step = CleanStep("decontaminate", {"sets": settings.sets})
-    for settled in (evaluation_sets._SETTLED_NS, 0):
-        monkeypatch.setattr(evaluation_sets, "_SETTLED_NS", settled)
-        before, ready = files_identity([step]), with_index(settings, tmp_path)
-        assert files_identity([step]) == before
+    for settled in (evaluation_sets._MIN_AGE_NS, 0):
+        monkeypatch.setattr(evaluation_sets, "_MIN_AGE_NS", settled)
+        before, ready = fingerprint_step_files([step]), build_overlap_index(settings, tmp_path)
+        assert fingerprint_step_files([step]) == before
         rewritten(path, path.read_text()[::-1].strip() + "\n")
-        assert files_identity([step]) != before
-        assert with_index(settings, tmp_path).index != ready.index
+        assert fingerprint_step_files([step]) != before
+        assert build_overlap_index(settings, tmp_path).index != ready.index
     (tmp_path / "copy.txt").write_text(path.read_text())
     (tmp_path / "copy.jsonl").write_text(path.read_text())
     copies = [
-        files_identity(
+        fingerprint_step_files(
             [CleanStep("decontaminate", {"sets": {name: str(tmp_path / place)}, **more})]
         )
         for name, place, more in [
@@ -181,19 +191,19 @@ def test_sets_are_named_by_their_bytes(tmp_path, monkeypatch):
             ("quiz", "copy.txt", {"min_words": 9}),
         ]
     ]
-    assert copies[0] == files_identity([step])
+    assert copies[0] == fingerprint_step_files([step])
     assert len(set(copies)) == len(copies)
 
 
 def test_naming_sets_reads_them_and_makes_no_index(tmp_path):
     (tmp_path / "quiz.jsonl").write_text("no JSON\n")
     settings = {"sets": {"quiz": str(tmp_path / "quiz.jsonl")}}
-    assert files_identity([CleanStep("decontaminate", settings)])
+    assert fingerprint_step_files([CleanStep("decontaminate", settings)])
     with pytest.raises(RecordError, match=r"quiz\.jsonl"):
-        with_index(Decontaminate(**settings), tmp_path)
+        build_overlap_index(DecontaminationSettings(**settings), tmp_path)
     settings = {"sets": {"quiz": str(tmp_path / "none.jsonl")}}
     with pytest.raises(InputMissingError, match=r"none\.jsonl"):
-        files_identity([CleanStep("decontaminate", settings)])
+        fingerprint_step_files([CleanStep("decontaminate", settings)])
 
 
 def test_sets_of_every_form(tmp_path):
@@ -212,11 +222,11 @@ def test_sets_of_every_form(tmp_path):
     (folder / "g.txt").write_text(QUESTION)
     fsspec.filesystem("memory").pipe("/evaluation/h.jsonl", lines)
     sets = {"here": str(folder), "far": "memory://evaluation/h.jsonl"}
-    settings = Decontaminate(sets=sets)
-    ready = with_index(settings, tmp_path)
-    assert load_index(ready.index).fingerprint == index_of(settings).fingerprint
+    settings = DecontaminationSettings(sets=sets)
+    ready = build_overlap_index(settings, tmp_path)
+    assert load_index(ready.index).fingerprint == compute_overlap_index(settings).fingerprint
     fsspec.filesystem("memory").pipe("/evaluation/h.jsonl", lines.upper())
-    assert with_index(settings, tmp_path).index != ready.index
+    assert build_overlap_index(settings, tmp_path).index != ready.index
 
 
 _HOOKS = []
@@ -225,12 +235,12 @@ _HOOKS = []
 def test_a_set_that_changes_while_it_is_read_makes_no_index_of_another(tmp_path):
     path, count = tmp_path / "quiz.txt", 0
     old, new = (f"{' '.join(some)}\n" for some in (names(20), names(20)[::-1]))
-    settings, refused = Decontaminate(sets={"quiz": str(path)}), []
+    settings, refused = DecontaminationSettings(sets={"quiz": str(path)}), []
     fingerprints = {}
     for text in (old, new):
         path.write_text(text)
-        fingerprints[index_of(settings).fingerprint] = Path(
-            with_index(settings, tmp_path).index
+        fingerprints[compute_overlap_index(settings).fingerprint] = Path(
+            build_overlap_index(settings, tmp_path).index
         ).name
     assert len(set(fingerprints.values())) == 2
     sys.addaudithook(lambda event, args: event == "open" and _HOOKS and _HOOKS[-1](args[0]))
@@ -251,7 +261,7 @@ def test_a_set_that_changes_while_it_is_read_makes_no_index_of_another(tmp_path)
         folder.mkdir()
         _HOOKS.append(look)
         try:
-            index = Path(with_index(settings, folder).index)
+            index = Path(build_overlap_index(settings, folder).index)
             assert fingerprints[load_index(str(index)).fingerprint] == index.name
         except InputError as error:
             refused.append((str(error), list(folder.iterdir())))
@@ -283,14 +293,14 @@ def test_what_cannot_be_looked_for(tmp_path):
     with pytest.raises(InputError, match="'s' holds no text of 8 words or more"):
         build_index({"s": [("too short",)]})
     with pytest.raises(SettingsError, match="names no evaluation set"):
-        Decontaminate()
+        DecontaminationSettings()
     with pytest.raises(SettingsError, match="words: 0 is not a whole number"):
-        Decontaminate(sets={"a": "b"}, words=0)
+        DecontaminationSettings(sets={"a": "b"}, words=0)
     with pytest.raises(InputError, match="there is no index"):
-        overlap.make(Decontaminate(sets={"a": "b"}))
+        overlap.make_decontamination_step(DecontaminationSettings(sets={"a": "b"}))
     (tmp_path / "bad.jsonl").write_text('{"q": "x"}\n{broken\n')
     with pytest.raises(RecordError, match="line 2 in bad.jsonl"):
-        list(records_of(str(tmp_path / "bad.jsonl")))
+        list(iter_set_records(str(tmp_path / "bad.jsonl")))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from batchloom.text import C4, Drop, words
-from batchloom.text.english_words import english
+from batchloom.text import C4, DroppedText, iter_words
+from batchloom.text.english_words import load_english_tables
 from batchloom.text.quality import c4
 from oracles import datatrove
 from text.quality_texts import EDGES, STEPS
@@ -66,7 +66,7 @@ def theirs(filters, step: str, text: str) -> tuple[str, str]:
 
 def ours(step: str, text: str) -> tuple[str, str]:
     verdict = STEPS[step](text)
-    return ("", verdict.reason) if isinstance(verdict, Drop) else (verdict, "")
+    return ("", verdict.reason) if isinstance(verdict, DroppedText) else (verdict, "")
 
 
 def documents() -> list[str]:
@@ -109,7 +109,7 @@ def test_limits_are_datatroves(filters, step, inside, outside, why):
 def test_words_are_spacys(corpus):
     split = datatrove("utils.text").split_into_words
     for text in corpus:
-        assert list(words(text)) == split(text)
+        assert list(iter_words(text)) == split(text)
 
 
 def test_tables_are_spacys_and_datatroves():
@@ -117,7 +117,7 @@ def test_tables_are_spacys_and_datatroves():
     import spacy
     from spacy.symbols import ORTH
 
-    model, tables = spacy.blank("en"), english()
+    model, tables = spacy.blank("en"), load_english_tables()
     for kind in ("prefixes", "suffixes", "infixes"):
         assert tables[kind] == [one for one in getattr(model.Defaults, kind) if one.strip()]
     special = {entry.replace(" ", ""): entry.split() for entry in tables["special"]}
@@ -150,7 +150,7 @@ def test_paragraphs_and_bad_words_are_datatroves(corpus, tmp_path, monkeypatch):
     listed.write_text("attribute\nreturn value\nc++\nwell\n")
     monkeypatch.setattr(module, "cached_asset_path_or_download", lambda *a, **k: str(listed))
     chain = [module.C4QualityFilter(), module.C4ParagraphFilter(), module.C4BadWordsFilter(seed=0)]
-    step = c4.make(C4(min_paragraphs=3, bad_words=str(listed)))
+    step = c4.make_c4_step(C4(min_paragraphs=3, bad_words=str(listed)))
     reasons = set()
     for text in [
         *corpus,

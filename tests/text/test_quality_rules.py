@@ -9,20 +9,20 @@ from hypothesis import given, strategies as st
 from batchloom import InputError, SettingsError
 from batchloom.core.errors import InputMissingError
 from batchloom.core.settings import from_plain, to_plain
-from batchloom.text import C4, Drop, FineWeb, Gopher, Repetition
+from batchloom.text import C4, DroppedText, FineWeb, Gopher, Repetition
 from batchloom.text.quality import c4, fineweb, gopher, repetition
 from text.quality_texts import EDGES, FIVE, SENTENCE, STEPS, gopher_text
 
 REASONS = {
-    "c4": c4.REASONS,
-    "gopher": gopher.REASONS,
-    "repetition": repetition.reasons(Repetition()),
-    "fineweb": fineweb.REASONS,
+    "c4": c4.C4_REASONS,
+    "gopher": gopher.GOPHER_REASONS,
+    "repetition": repetition.list_repetition_reasons(Repetition()),
+    "fineweb": fineweb.FINEWEB_REASONS,
 }
 
 
-def reason(verdict: str | Drop) -> str:
-    return verdict.reason if isinstance(verdict, Drop) else ""
+def reason(verdict: str | DroppedText) -> str:
+    return verdict.reason if isinstance(verdict, DroppedText) else ""
 
 
 @pytest.mark.parametrize(("step", "inside", "outside", "why"), EDGES, ids=[e[3] for e in EDGES])
@@ -34,10 +34,10 @@ def test_a_limit_is_where_it_is_published(step, inside, outside, why):
 
 
 def test_the_details_hold_the_figures():
-    assert STEPS["gopher"](gopher_text(49)) == Drop(
+    assert STEPS["gopher"](gopher_text(49)) == DroppedText(
         "gopher: too few words", "49 words, at least 50"
     )
-    assert STEPS["repetition"](" ".join(["same thing"] * 9)) == Drop(
+    assert STEPS["repetition"](" ".join(["same thing"] * 9)) == DroppedText(
         "repetition: most frequent 2-gram",
         "'same thing' 9 times, 91.8% of 98 characters, at most 20%",
     )
@@ -66,18 +66,18 @@ def test_c4_keeps_lines_that_look_like_sentences(line, kept):
 def test_c4_counts_sentences_of_what_is_left():
     assert STEPS["c4"](" ".join([SENTENCE] * 5)) == " ".join([SENTENCE] * 5)
     left = STEPS["c4"](f"{SENTENCE}\n{SENTENCE}\nmenu\nhome")
-    assert left == Drop("c4: too few sentences", "2 in 2 lines, at least 5")
+    assert left == DroppedText("c4: too few sentences", "2 in 2 lines, at least 5")
 
 
 def test_the_rules_of_c4_that_are_off(tmp_path):
     text = "\n".join([f"{'word ' * 50}end."] * 2 + [SENTENCE] * 5)
     assert STEPS["c4"](text) == text
-    asked = c4.make(C4(min_paragraphs=3))
+    asked = c4.make_c4_step(C4(min_paragraphs=3))
     assert reason(asked(text)) == "c4: too few long paragraphs"
     assert reason(asked(f"{text}\n{'word ' * 50}end.")) == ""
     words = tmp_path / "bad.txt"
     words.write_text("gadzooks\nzounds a lot\n\n", encoding="utf-8")
-    asked = c4.make(C4(bad_words=str(words)))
+    asked = c4.make_c4_step(C4(bad_words=str(words)))
     assert asked(f"{FIVE}\nHe said zounds and gadzook.") == f"{FIVE}\nHe said zounds and gadzook."
     for bad in ("Gadzooks, he said that.", "It was zounds a lot."):
         assert reason(asked(f"{FIVE}\n{bad}")) == "c4: bad word"
@@ -86,20 +86,20 @@ def test_the_rules_of_c4_that_are_off(tmp_path):
 def test_a_list_of_bad_words_that_is_none(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(InputError, match="holds no word; give one a line"):
-        c4.make(C4(bad_words=str(tmp_path / "empty.txt")))
+        c4.make_c4_step(C4(bad_words=str(tmp_path / "empty.txt")))
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(InputError, match="save it as UTF-8"):
-        c4.make(C4(bad_words=str(tmp_path / "latin.txt")))
+        c4.make_c4_step(C4(bad_words=str(tmp_path / "latin.txt")))
     with pytest.raises(InputMissingError, match=r"bad_words: .*emty.txt does not.* 'empty.txt'\?"):
-        c4.make(C4(bad_words=str(tmp_path / "emty.txt")))
+        c4.make_c4_step(C4(bad_words=str(tmp_path / "emty.txt")))
     with pytest.raises(InputError, match="bad_words: .* cannot be read: it is a folder"):
-        c4.make(C4(bad_words=str(tmp_path)))
+        c4.make_c4_step(C4(bad_words=str(tmp_path)))
 
 
 def test_limits_that_are_none_are_off():
     off = Gopher(**dict.fromkeys([name for name in to_plain(Gopher()) if name != "stop_words"]))
-    assert gopher.make(off)("# ... 7") == "# ... 7"
-    assert gopher.make(off)("") == ""
+    assert gopher.make_gopher_step(off)("# ... 7") == "# ... 7"
+    assert gopher.make_gopher_step(off)("") == ""
     none = Repetition(
         max_duplicate_paragraphs=None,
         max_duplicate_paragraph_characters=None,
@@ -108,13 +108,13 @@ def test_limits_that_are_none_are_off():
         top_ngrams=(),
         duplicate_ngrams=(),
     )
-    assert repetition.make(none)("a a\na a\na a") == "a a\na a\na a"
+    assert repetition.make_repetition_step(none)("a a\na a\na a") == "a a\na a\na a"
     loose = FineWeb(
         min_ended_lines=None, max_short_lines=None, max_duplicate_characters=None, max_newlines=None
     )
-    assert fineweb.make(loose)("a\na") == "a\na"
+    assert fineweb.make_fineweb_step(loose)("a\na") == "a\na"
     spared = FineWeb(spare_unended=True, max_short_lines=None)
-    assert fineweb.make(spared)("a b c d\n e f g h") == "a b c d\n e f g h"
+    assert fineweb.make_fineweb_step(spared)("a b c d\n e f g h") == "a b c d\n e f g h"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,12 @@ def test_limits_that_are_none_are_off():
 )
 def test_settings_are_plain_values_and_steps_are_portable(settings):
     assert from_plain(type(settings), to_plain(settings)) == settings
-    make = {C4: c4, Gopher: gopher, Repetition: repetition, FineWeb: fineweb}[type(settings)].make
+    make = {
+        C4: c4.make_c4_step,
+        Gopher: gopher.make_gopher_step,
+        Repetition: repetition.make_repetition_step,
+        FineWeb: fineweb.make_fineweb_step,
+    }[type(settings)]
     step = pickle.loads(pickle.dumps(make(settings)))
     assert step(FIVE) == make(settings)(FIVE)
 

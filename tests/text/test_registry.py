@@ -11,36 +11,36 @@ import pytest
 
 from batchloom import SettingsError
 from batchloom.core.errors import MissingDependencyError
-from batchloom.preparation import ReadRecipe, Recipe, recipe_plain
+from batchloom.preparation import ReadRecipe, Recipe, recipe_to_plain
 from batchloom.text import (
-    STEPS,
-    Cleaner,
+    KNOWN_STEPS,
     CleanStep,
-    Drop,
+    DroppedText,
     StepCounts,
-    clean_problems,
-    make_clean,
+    TextCleaner,
+    find_clean_problems,
+    make_clean_function,
     parse_steps,
 )
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if name != "decontaminate"])
+@pytest.mark.parametrize("name", [name for name in KNOWN_STEPS if name != "decontaminate"])
 def test_every_step_has_a_line_of_help_and_works_with_its_defaults(name):
-    assert STEPS[name].help
-    assert "\n" not in STEPS[name].help
-    assert clean_problems([CleanStep(name)]) == []
-    result = make_clean(CleanStep(name))("Nothing is wrong with this. " * 40)
-    assert isinstance(result, (str, Drop))
+    assert KNOWN_STEPS[name].help
+    assert "\n" not in KNOWN_STEPS[name].help
+    assert find_clean_problems([CleanStep(name)]) == []
+    result = make_clean_function(CleanStep(name))("Nothing is wrong with this. " * 40)
+    assert isinstance(result, (str, DroppedText))
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if name != "decontaminate"])
+@pytest.mark.parametrize("name", [name for name in KNOWN_STEPS if name != "decontaminate"])
 def test_settings_come_back_from_plain_values(name):
     def plain(step):
         recipe = Recipe(inputs=("in.txt",), reading=ReadRecipe(clean=(step,)))
-        return recipe_plain(recipe)["reading"]["clean"]
+        return recipe_to_plain(recipe)["reading"]["clean"]
 
     [full] = plain(CleanStep(name))
-    assert set(full[name]) == {setting.name for setting in fields(STEPS[name].settings)}
+    assert set(full[name]) == {setting.name for setting in fields(KNOWN_STEPS[name].settings)}
     again = json.loads(json.dumps(full))
     assert plain(CleanStep(name, again[name])) == [full]
 
@@ -64,7 +64,7 @@ def test_all_problems_are_told_at_once_with_their_paths():
         CleanStep("boilerplate", {"kinds": ["cookies"]}),
         CleanStep("pii", {1: True}),
     ]
-    told = clean_problems(steps)
+    told = find_clean_problems(steps)
     assert told == [
         "clean[0].least: unknown setting; did you mean 'least_words'?",
         "clean[0].most_words: 'many' is not int",
@@ -85,9 +85,9 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name: None if name in ("ftfy", "resiliparse", "fasttext_pybind") else real(name)
 from batchloom.text.registry import *
 steps = parse_steps("html,mojibake,language,pii")
-print(json.dumps([clean_problems(steps), sorted(sys.modules)]))
+print(json.dumps([find_clean_problems(steps), sorted(sys.modules)]))
 try:
-    make_clean(steps[0])
+    make_clean_function(steps[0])
 except ImportError as error:
     print(json.dumps(str(error)))
 """
@@ -105,7 +105,7 @@ except ImportError as error:
 def test_a_missing_package_is_an_error_of_its_own(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"needs ftfy, not installed: pip install"):
-        make_clean(CleanStep("mojibake"))
+        make_clean_function(CleanStep("mojibake"))
 
 
 TEXTS = ["one  two three", "zu kurz", "naïve  café au lait", "plain words stand here", "x y z  "]
@@ -113,7 +113,7 @@ TEXTS = ["one  two three", "zu kurz", "naïve  café au lait", "plain words stan
 
 def test_a_cleaner_counts_what_each_step_let_through():
     steps = [CleanStep("whitespace"), CleanStep("length", {"least_words": 3})]
-    cleaned = Cleaner(steps).clean(TEXTS)
+    cleaned = TextCleaner(steps).clean(TEXTS)
     assert cleaned.texts == [
         "one two three",
         "naïve café au lait",
@@ -121,7 +121,7 @@ def test_a_cleaner_counts_what_each_step_let_through():
         "x y z",
     ]
     assert cleaned.places == [0, 2, 3, 4]
-    assert cleaned.drops == [(1, 1, Drop("length: too few words", "2 words, at least 3"))]
+    assert cleaned.drops == [(1, 1, DroppedText("length: too few words", "2 words, at least 3"))]
     size = sum(len(text.encode()) for text in TEXTS)
     assert cleaned.counts == (
         StepCounts(5, 5, 3, size, size - 4),
@@ -135,7 +135,7 @@ def test_a_cleaner_counts_what_each_step_let_through():
 
 def test_a_cleaner_travels_as_its_steps():
     steps = parse_steps("html,mojibake,control,whitespace,boilerplate,length,language,pii")
-    cleaner = Cleaner(steps)
+    cleaner = TextCleaner(steps)
     there = pickle.loads(pickle.dumps(cleaner))
     assert there.steps == cleaner.steps
     text = "The quick brown fox jumps over the lazy dog and goes its way. " * 9
@@ -143,21 +143,21 @@ def test_a_cleaner_travels_as_its_steps():
 
 
 def test_no_steps_and_no_texts_are_nothing_to_do():
-    assert Cleaner(()).clean(["a", ""]).texts == ["a", ""]
-    assert Cleaner([CleanStep("pii")]).clean([]).counts == (StepCounts(),)
+    assert TextCleaner(()).clean(["a", ""]).texts == ["a", ""]
+    assert TextCleaner([CleanStep("pii")]).clean([]).counts == (StepCounts(),)
 
 
 def test_languages_stand_beside_the_texts_that_are_kept():
     english = "It was a bright cold day in April, and the clocks were striking thirteen."
     german = "Es war ein heller, kalter Tag im April, und die Uhren schlugen gerade dreizehn."
     steps = [CleanStep("language"), CleanStep("length", {"least_words": 5})]
-    cleaned = Cleaner(steps).clean([german, "12 34", english])
+    cleaned = TextCleaner(steps).clean([german, "12 34", english])
     assert cleaned.languages == ["de", "en"]
     assert cleaned.places == [0, 2]
     assert [drop.reason for *_, drop in cleaned.drops] == ["language: no letters"]
 
 
 def test_lone_surrogates_are_counted_as_utf8_would_have_them():
-    assert Cleaner([CleanStep("control")]).clean(["a\ud800b"]).counts == (
+    assert TextCleaner([CleanStep("control")]).clean(["a\ud800b"]).counts == (
         StepCounts(1, 1, 1, 5, 2),
     )

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.text import STEPS, CleanStep, Drop, language_of, make_clean
+from batchloom.text import KNOWN_STEPS, CleanStep, DroppedText, detect_language, make_clean_function
 from batchloom.text.language import LANGUAGES
 from batchloom.text.pii import PiiSettings, passes_luhn
 from tiers import examples
 
 # Steps that leave texts out by published rules, or by evaluation sets that somebody must name.
 RULES = ("c4", "gopher", "repetition", "fineweb", "decontaminate")
-MENDING = [name for name in STEPS if name not in RULES]
+MENDING = [name for name in KNOWN_STEPS if name not in RULES]
 
 
 def step(name, **options):
-    return make_clean(CleanStep(name, options))
+    return make_clean_function(CleanStep(name, options))
 
 
 CODE = 'def f(x):\n    """Twice."""\n\treturn x * 2  # e.g. f(1.5)\n\n\n\nprint(f(2))\n'
@@ -198,7 +198,7 @@ def test_tags_anywhere_count_where_asked():
 
 def test_pages_that_would_take_for_ever_are_dropped():
     clean = step("html")
-    assert clean("<div>" * 1500 + "x") == Drop(
+    assert clean("<div>" * 1500 + "x") == DroppedText(
         "html: nested too deeply", "over 1,000 elements inside each other"
     )
     many = " ".join(f"a{i}='>'" for i in range(4500))
@@ -271,11 +271,13 @@ def test_a_line_is_judged_by_itself(lines):
 
 def test_length():
     assert step("length")("word " * 50) == "word " * 50
-    assert step("length")("word " * 49) == Drop("length: too few words", "49 words, at least 50")
+    assert step("length")("word " * 49) == DroppedText(
+        "length: too few words", "49 words, at least 50"
+    )
     clean = step("length", least_words=None, most_words=2, least_characters=2, most_characters=6)
-    assert clean("a") == Drop("length: too few characters", "1 characters, at least 2")
+    assert clean("a") == DroppedText("length: too few characters", "1 characters, at least 2")
     assert clean("abcdefg").reason == "length: too many characters"
-    assert clean("a b c") == Drop("length: too many words", "3 words, at most 2")
+    assert clean("a b c") == DroppedText("length: too many words", "3 words, at most 2")
     assert clean("a b") == "a b"
 
 
@@ -292,7 +294,7 @@ SAMPLES = {
 @pytest.mark.parametrize("code", SAMPLES)
 def test_language(code):
     text = SAMPLES[code]
-    found, probability = language_of(text)
+    found, probability = detect_language(text)
     assert found == code
     assert 0.65 < probability <= 1
     assert step("language", keep=[code])(text) is text
@@ -303,8 +305,8 @@ def test_language(code):
 
 
 def test_language_of_what_has_none():
-    assert language_of("12 + 34 = ?\n") == ("none", 0.0)
-    assert language_of("\ud800 All human beings are born free and equal")[0] == "en"
+    assert detect_language("12 + 34 = ?\n") == ("none", 0.0)
+    assert detect_language("\ud800 All human beings are born free and equal")[0] == "en"
     assert step("language", least=0.99999)("la la la xq").reason == "language: uncertain"
 
 

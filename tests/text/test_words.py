@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from batchloom.text import sentences, words
-from batchloom.text.quality.word_statistics import measured
+from batchloom.text import count_sentences, iter_words
+from batchloom.text.quality.word_statistics import compute_word_statistics
 from text.quality_texts import names
 
 
@@ -25,7 +25,7 @@ from text.quality_texts import names
     ],
 )
 def test_words(text, found):
-    assert " | ".join(words(text)) == found
+    assert " | ".join(iter_words(text)) == found
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ def test_words(text, found):
     ],
 )
 def test_sentences(line, count):
-    assert sentences(line, 99) == count
-    assert sentences(line, 1) == min(count, 1)
+    assert count_sentences(line, 99) == count
+    assert count_sentences(line, 1) == min(count, 1)
 
 
 @given(st.text(max_size=300))
 def test_words_hold_the_whole_text(text):
-    assert "".join(words(text)) == "".join(text.split())
+    assert "".join(iter_words(text)) == "".join(text.split())
 
 
 @given(st.lists(st.sampled_from(["a", "ab", "b", "ba", "語", "...", "don't"]), max_size=40))
 def test_what_is_measured_is_of_the_words(parts):
     text = " ".join(parts)
-    every, found = list(words(text)), measured(text)
+    every, found = list(iter_words(text)), compute_word_statistics(text)
     assert found.lengths.tolist() == list(map(len, every))
     assert found.letters.tolist() == [any(map(str.isalpha, word)) for word in every]
     by_hash = dict(zip(found.hashes.tolist(), every, strict=True))
@@ -63,6 +63,6 @@ def test_what_is_measured_is_of_the_words(parts):
 
 def test_a_large_text_is_measured_like_its_parts():
     part = " ".join(names(10_000)) + "\n"
-    whole, one = measured(part * 8), measured(part)
+    whole, one = compute_word_statistics(part * 8), compute_word_statistics(part)
     assert whole.hashes.tolist() == one.hashes.tolist() * 8
-    assert len(measured("x" * 1_000_000)) == 1
+    assert len(compute_word_statistics("x" * 1_000_000)) == 1

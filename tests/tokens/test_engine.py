@@ -7,11 +7,11 @@ from itertools import accumulate
 import pytest
 
 from batchloom import TokenizerError
-from batchloom.tokens import resolve_tokenizer, tokenizer_from_state, verify_engine
-from batchloom.tokens.control_tokens import Hints
-from batchloom.tokens.engine_conformance import RARE, conformance_texts
-from batchloom.tokens.local_tokenizers import from_parts
-from batchloom.tokens.tiktoken_ranks import ENCODINGS, ranks_json
+from batchloom.tokens import resolve_tokenizer, restore_tokenizer, verify_engine
+from batchloom.tokens.control_tokens import TokenizerHints
+from batchloom.tokens.engine_conformance import RARE_CHARACTERS, make_conformance_texts
+from batchloom.tokens.local_tokenizers import make_json_tokenizer
+from batchloom.tokens.tiktoken_ranks import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
 from .conftest import TEXTS, encoded, expected, reference, special, write_json
 
@@ -33,7 +33,7 @@ def split_on(small, pattern):
         "use_regex": False,
     }
     small["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
-    return from_parts("mine", small, Hints(), None)
+    return make_json_tokenizer("mine", small, TokenizerHints(), None)
 
 
 def test_where_they_agree_nothing_changes(gpt2, trained):
@@ -75,9 +75,9 @@ def test_the_user_s_sample_counts_too(small):
 def test_rare_characters_cost_only_their_own_texts(few):
     """fastokens does not know that U+017F is an s in o200k's (?i:'s)."""
     text = "t'\u017f'TV"
-    ours = ENCODINGS["o200k_base"]
-    raw = ranks_json(few | {b"'TV": len(few)}, ours.pattern, ours.control)
-    tokenizer = from_parts("mine", raw, Hints(), None)
+    ours = TIKTOKEN_ENCODINGS["o200k_base"]
+    raw = convert_ranks_to_json(few | {b"'TV": len(few)}, ours.pattern, ours.control)
+    tokenizer = make_json_tokenizer("mine", raw, TokenizerHints(), None)
     exact = expected(reference(tokenizer), text)
     assert encoded(tokenizer, text) != exact
     sound = verify_engine(tokenizer, [])
@@ -96,7 +96,7 @@ def test_white_space_that_only_one_engine_knows(small):
     tokenizer = split_on(small, r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+\z|\s")
     sound = verify_engine(tokenizer, [])
     assert sound.engine.name == "fastokens"
-    for text in conformance_texts():
+    for text in make_conformance_texts():
         assert encoded(sound, text) == expected(reference(tokenizer), text)
 
 
@@ -118,7 +118,7 @@ def test_models_the_fast_engine_does_not_take(kind, small):
     else:
         small["model"]["vocab"]["<|endoftext|>"] = 1000
         small["added_tokens"] = [special("<|endoftext|>", 1000)]
-    tokenizer = from_parts("mine", small, Hints(), None)
+    tokenizer = make_json_tokenizer("mine", small, TokenizerHints(), None)
     assert tokenizer.engine.name == "tokenizers"
     assert tokenizer.engine.note.startswith(f"fastokens {FAST} does not take it (")
     assert verify_engine(tokenizer, ["ab"]) is tokenizer
@@ -136,7 +136,7 @@ def test_models_the_fast_engine_does_not_take(kind, small):
 
 def test_a_model_no_engine_takes_is_one_sentence(small):
     small["model"]["merges"].append(["nowhere", "to be found"])
-    tokenizer = from_parts("mine", small, Hints(), None)
+    tokenizer = make_json_tokenizer("mine", small, TokenizerHints(), None)
     with pytest.raises(
         TokenizerError, match=f"mine: tokenizers {EXACT} cannot read its tokenizer.json"
     ):
@@ -145,14 +145,14 @@ def test_a_model_no_engine_takes_is_one_sentence(small):
 
 def test_the_engine_is_no_part_of_the_state(small):
     sound = verify_engine(split_on(small, r"\p{N}{1,3}+|\p{L}+|\s+|[^\s\p{L}\p{N}]+"), [])
-    again = tokenizer_from_state(sound.state())
+    again = restore_tokenizer(sound.state())
     assert again.engine.name == "fastokens"
     assert verify_engine(again, []).engine == sound.engine
 
 
 def test_the_conformance_set_is_fixed_and_hard(gpt2):
-    texts = conformance_texts(["<|endoftext|>"])
-    assert texts == conformance_texts(["<|endoftext|>"])
+    texts = make_conformance_texts(["<|endoftext|>"])
+    assert texts == make_conformance_texts(["<|endoftext|>"])
     everything = "".join(texts)
     for wanted in (
         "\x00",
@@ -163,7 +163,7 @@ def test_the_conformance_set_is_fixed_and_hard(gpt2):
         "\u0378",
         "\U0010ffff",
         "<|endoftext|>",
-        *RARE,
+        *RARE_CHARACTERS,
     ):
         assert wanted in everything
     started = time.process_time()

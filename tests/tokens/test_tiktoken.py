@@ -11,10 +11,10 @@ import tiktoken_ext.openai_public as published
 
 from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, verify_engine
-from batchloom.tokens.control_tokens import Hints
-from batchloom.tokens.engine_conformance import conformance_texts
-from batchloom.tokens.local_tokenizers import from_parts
-from batchloom.tokens.tiktoken_ranks import ENCODINGS, ranks_json
+from batchloom.tokens.control_tokens import TokenizerHints
+from batchloom.tokens.engine_conformance import make_conformance_texts
+from batchloom.tokens.local_tokenizers import make_json_tokenizer
+from batchloom.tokens.tiktoken_ranks import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
 from .conftest import encoded
 
@@ -36,7 +36,7 @@ def hard_texts(ranks):
         "".join(rng.choices(" \n\r\t\u3000a/1'", k=rng.randrange(1, 12))) for _ in range(3000)
     ]
     texts = [text.decode(errors="ignore") for text in joined]
-    return [*conformance_texts(["<|endoftext|>"]), *texts, *letters, *spaces]
+    return [*make_conformance_texts(["<|endoftext|>"]), *texts, *letters, *spaces]
 
 
 def differing(tokenizer, oracle, texts):
@@ -72,18 +72,20 @@ def test_ids_are_tiktoken_s(few, name, monkeypatch):
     encoding = getattr(published, name)()
     encoding.pop("explicit_n_vocab", None)
     oracle = tiktoken.Encoding(**encoding)
-    ours = ENCODINGS[name]
+    ours = TIKTOKEN_ENCODINGS[name]
     assert dict(ours.control) == encoding["special_tokens"]
-    raw = ranks_json(few, ours.pattern, ours.control)
-    tokenizer = verify_engine(from_parts(name, raw, Hints(), None), [])
+    raw = convert_ranks_to_json(few, ours.pattern, ours.control)
+    tokenizer = verify_engine(make_json_tokenizer(name, raw, TokenizerHints(), None), [])
     assert tokenizer.vocab_size == oracle.n_vocab
     assert tokenizer.engine.name == "fastokens"
     assert differing(tokenizer, oracle, hard_texts(few)) == []
 
 
 def test_gaps_between_ids_are_never_produced(few):
-    ours = ENCODINGS["cl100k_base"]
-    tokenizer = from_parts("x", ranks_json(few, ours.pattern, ours.control), Hints(), None)
+    ours = TIKTOKEN_ENCODINGS["cl100k_base"]
+    tokenizer = make_json_tokenizer(
+        "x", convert_ranks_to_json(few, ours.pattern, ours.control), TokenizerHints(), None
+    )
     assert tokenizer.end_id == 100257
     assert tokenizer.bos_id is None
     ids = encoded(tokenizer, "<|endofprompt|> unused 60000 <|fim_prefix|>")
@@ -140,7 +142,7 @@ def test_line_ends_do_not_matter(r50k_file, tmp_path, from_file):
 
 
 def test_decoding_gives_the_text_back(from_file):
-    texts = conformance_texts()
+    texts = make_conformance_texts()
     ids, offsets = from_file.encode_batch(texts)
     assert [from_file.decode(ids[a:b]) for a, b in itertools.pairwise(offsets)] == texts
     assert ids.dtype == np.uint32

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from batchloom import TokenizerError
-from batchloom.tokens import tokenizer_from_state, train_tokenizer
+from batchloom.tokens import restore_tokenizer, train_tokenizer
 
 from .conftest import TEXTS, encoded
 
@@ -81,6 +81,6 @@ def test_an_error_of_the_texts_is_passed_on():
 
 
 def test_it_survives_as_a_state(trained):
-    again = tokenizer_from_state(json.loads(json.dumps(trained.state())))
+    again = restore_tokenizer(json.loads(json.dumps(trained.state())))
     assert again.fingerprint == trained.fingerprint
     assert encoded(again, TEXTS[1]) == encoded(trained, TEXTS[1])

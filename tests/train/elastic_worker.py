@@ -75,7 +75,7 @@ def surviving(folder):
 
 
 if __name__ == "__main__":
-    from batchloom.cli import run
+    from batchloom.cli import run_command_line
 
     listen(sys.argv[1])
-    sys.exit(run(sys.argv[2:]))
+    sys.exit(run_command_line(sys.argv[2:]))

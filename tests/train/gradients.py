@@ -6,22 +6,29 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from batchloom.train import RunFolder, RunLog, joined_ranks, learn, set_up, settings_from
+from batchloom.train import (
+    RunFolder,
+    RunLog,
+    join_ranks,
+    make_settings,
+    run_optimizer_step,
+    set_up_run,
+)
 from train.runs import PLAIN
 
 
 def gradient_of_first_step(data, changes):
     """Loss, trained tokens and gradients by name of the first step, without clipping."""
     plain = {**PLAIN, "optim": {"clip": 1e9}, **changes}
-    with joined_ranks("cpu") as ranks:
-        run = set_up(
-            Path(data), settings_from(plain, {}), RunFolder(Path()), ranks, RunLog(None, print)
+    with join_ranks("cpu") as ranks:
+        run = set_up_run(
+            Path(data), make_settings(plain, {}), RunFolder(Path()), ranks, RunLog(None, print)
         )
         seen = {}
         run.optimizer.register_step_pre_hook(
             lambda *_: seen.update({n: w.grad.clone() for n, w in run.model.named_parameters()})
         )
-        loss, _, trained = learn(run, run.loader[0], lr=0.0)
+        loss, _, trained = run_optimizer_step(run, run.loader[0], lr=0.0)
     return loss, trained, seen
 
 

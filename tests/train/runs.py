@@ -10,7 +10,15 @@ import pytest
 
 import batchloom
 from batchloom.testing import write_store
-from batchloom.train import RunFolder, RunLog, joined_ranks, read_log, set_up, settings_from, train
+from batchloom.train import (
+    RunFolder,
+    RunLog,
+    join_ranks,
+    make_settings,
+    read_log,
+    set_up_run,
+    train,
+)
 
 # Trains on a rank, and keeps its batches.
 WORKER = Path(__file__).with_name("worker.py")
@@ -63,10 +71,10 @@ def run_training(store, out, changes=None, *, resume=False, stop_at=None):
     """Train in this process; returns the outcome and the lines said."""
     said = []
     folder = RunFolder(out)
-    with joined_ranks("cpu") as ranks:
-        run = set_up(
+    with join_ranks("cpu") as ranks:
+        run = set_up_run(
             store.path,
-            settings_from(PLAIN, changes or {}),
+            make_settings(PLAIN, changes or {}),
             folder,
             ranks,
             RunLog(folder.log, said.append),

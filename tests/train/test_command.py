@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.train import read_log
 from processes import start_processes
 from train.runs import PLAIN, small_store, steps_of, wait_for_step
@@ -28,7 +28,7 @@ def config(tmp_path_factory):
 
 
 def train(*words):
-    return run(["train", "--device", "cpu", *map(str, words)])
+    return run_command_line(["train", "--device", "cpu", *map(str, words)])
 
 
 def test_options_go_over_the_configuration(store, config, tmp_path, capsys):
@@ -182,7 +182,7 @@ def test_refusals_are_one_sentence(store, tmp_path, monkeypatch, capsys, words, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s").symlink_to(store.path)
     (tmp_path / "wide").write_text('{"model": {"layers": 8, "heads": 2, "width": 1000000}}')
-    assert run(["train", *words]) == code
+    assert run_command_line(["train", *words]) == code
     shown = capsys.readouterr()
     assert said in shown.err
     assert "Traceback" not in shown.err

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from batchloom import open_store
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from train.folders import write_model
 from train.runs import PLAIN, steps_of
 
@@ -32,7 +32,7 @@ def home(tmp_path):
 
 
 def train(home, *words):
-    return run(
+    return run_command_line(
         ["train", "--device", "cpu", "--config-file", str(home / "small.json"), *map(str, words)]
     )
 
@@ -58,7 +58,7 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     assert store.tokenizer.name == "bytes"
     assert store.masked
     assert settings["data"]["fingerprint"] == store.fingerprint
-    assert run(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
+    assert run_command_line(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
     out = capsys.readouterr().out
     assert "is prepared already" in out
     assert "as the run was begun\n" in out
@@ -71,7 +71,7 @@ def test_a_run_that_goes_on_tells_where_its_file_says_otherwise_now(home, capsys
     capsys.readouterr()
     with (home / "sft.yaml").open("a") as file:
         file.write("  packing_strategy: wrap\n")
-    assert run(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
+    assert run_command_line(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
     (line,) = said_by(capsys, "order")
     assert "packing first_fit of 256 tokens" in line
     assert line.endswith(f"as the run was begun, not as {home / 'sft.yaml'} says now: packing wrap")
@@ -156,7 +156,7 @@ def test_with_a_model_to_finetune(home, capsys):
         text.replace("packing: true", "packing: true\n  filter_overlong: false")
     )
     sizes = ["--global-batch-size", "2", "--max-iters", "2", "--device", "cpu"]
-    assert run(["train", *map(str, words), *sizes]) == 0
+    assert run_command_line(["train", *map(str, words), *sizes]) == 0
     # A length nobody wrote is at most what the model takes.
     assert "order  packing first_fit of 64 tokens" in capsys.readouterr().out
     assert (home / "run/model/config.json").exists()
@@ -166,7 +166,9 @@ def test_an_unfinished_preparation_goes_on(home, capsys):
     """What lies below OUT before the run begins is its data, and nothing else may."""
     words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     (home / "run").mkdir()
-    assert run(["prepare", str(home / "sft.yaml"), "--out", str(home / "run/data")]) == 0
+    assert (
+        run_command_line(["prepare", str(home / "sft.yaml"), "--out", str(home / "run/data")]) == 0
+    )
     capsys.readouterr()
     assert train(home, *words) == 0
     assert "is prepared already" in capsys.readouterr().out
@@ -200,6 +202,9 @@ def test_an_unfinished_preparation_goes_on(home, capsys):
 )
 def test_what_does_not_go(home, words, said, capsys):
     assert (
-        run(["train", "--out", str(home / "run"), *(word.format(home=home) for word in words)]) != 0
+        run_command_line(
+            ["train", "--out", str(home / "run"), *(word.format(home=home) for word in words)]
+        )
+        != 0
     )
     assert said in capsys.readouterr().err

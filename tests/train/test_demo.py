@@ -6,8 +6,8 @@ from contextlib import redirect_stderr, redirect_stdout
 import pytest
 
 from batchloom import open_store
-from batchloom.cli import run
-from batchloom.train import named_config
+from batchloom.cli import run_command_line
+from batchloom.train import load_named_config
 
 # Enough to come below the unigram entropy; the real one takes six times as many.
 FEW = 40
@@ -16,7 +16,7 @@ FEW = 40
 def run_demo(folder, steps):
     """Run the command; returns its exit code, and what it printed and complained of."""
     with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as complaints:
-        code = run(["demo", "--out", str(folder), "--steps", str(steps)])
+        code = run_command_line(["demo", "--out", str(folder), "--steps", str(steps)])
     return code, printed.getvalue(), complaints.getvalue()
 
 
@@ -65,7 +65,7 @@ def test_again_in_its_own_folder(demo):
 
 @pytest.mark.slow
 def test_it_learns_real_text(tmp_path):
-    assert named_config("tiny")["steps"] > FEW
+    assert load_named_config("tiny")["steps"] > FEW
     code, printed, _ = run_demo(tmp_path / "demo", FEW)
     assert code == 0
     check_stages(tmp_path / "demo", FEW, printed)
@@ -74,6 +74,6 @@ def test_it_learns_real_text(tmp_path):
 def test_a_folder_of_somebody_else_stays_as_it_is(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    assert run(["demo", "--out", str(tmp_path)]) == 1
+    assert run_command_line(["demo", "--out", str(tmp_path)]) == 1
     assert "not a demo's" in capsys.readouterr().err
     assert [p.name for p in tmp_path.rglob("*")] == ["run", "run.json"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.store import compact_store, remove_documents
 from batchloom.testing import append_documents
 from train.runs import PLAIN, counting_documents, small_store, steps_of
@@ -23,7 +23,7 @@ def words(store, tmp_path):
 
 
 def train(*words):
-    return run(["train", "--device", "cpu", *map(str, words)])
+    return run_command_line(["train", "--device", "cpu", *map(str, words)])
 
 
 def grow(store):

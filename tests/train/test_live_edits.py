@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from batchloom import Edit, Loader, PlanError, StateError
-from batchloom.cli import run as command
+from batchloom.cli import run_command_line as command
 from batchloom.core import locks
 from batchloom.core.errors import StoreConflictError, TrainError
 from batchloom.testing import write_store
-from batchloom.train import RunFolder, edit_run, hand_over, read_log
-from batchloom.train.edit_requests import Inbox
+from batchloom.train import RunFolder, edit_run, read_log, submit_edit
+from batchloom.train.edit_requests import EditInbox
 from processes import rank_environments, run_ranks, start_processes
 from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_for_step
 
@@ -53,7 +53,7 @@ def holding(out, seconds):
 def leave_request(out, edit):
     """Ask a run that gives no answer; returns the file of the request."""
     with pytest.raises(TrainError, match="gave no answer within 0 s"):
-        hand_over(out / "edits", edit, 0, lambda: False)
+        submit_edit(out / "edits", edit, 0, lambda: False)
     return max((out / "edits").glob("*.json"))
 
 
@@ -124,7 +124,7 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
     late = leave_request(out, Edit(step=2, skip=1))
     path = leave_request(out, edit)
     with pytest.raises(StateError, match="The same edit waits for the run already"):
-        hand_over(out / "edits", edit, 0, lambda: False)
+        submit_edit(out / "edits", edit, 0, lambda: False)
     with pytest.raises(StateError, match=r"asked for the edit in .*000001.*It is taken up first"):
         edit_run(out, store.path, Edit(step=8, skip=1))
     _, said = run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
@@ -239,7 +239,7 @@ def test_a_journal_that_no_checkpoint_could_keep_is_refused_before_anything_chan
     with pytest.raises(PlanError, match=r"would have 134,\d+,\d+ bytes, .* up to 134,217,728: "):
         edit_run(out, store.path, edit)
     with pytest.raises(PlanError, match="up to 134,217,728"):
-        hand_over(out / "edits", edit, 0, lambda: False)
+        submit_edit(out / "edits", edit, 0, lambda: False)
     assert not (out / "edits").exists()
     path = leave_request(out, Edit(step=6, skip=1))
     path.write_text(json.dumps({"edit": {"step": 6, "skip": 1, "note": edit.note}}))
@@ -251,7 +251,7 @@ def test_a_journal_that_no_checkpoint_could_keep_is_refused_before_anything_chan
 def test_what_is_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monkeypatch):
     out, told = tmp_path / "run", []
     run_training(store, out, {"steps": 12}, stop_at=4)
-    look = Inbox.take
+    look = EditInbox.take
 
     def deleted_after_the_look(inbox, run):
         found = look(inbox, run)
@@ -261,14 +261,14 @@ def test_what_is_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monkey
 
     def ask():
         with pytest.raises(StateError) as refused:
-            hand_over(out / "edits", Edit(step=6, skip=1), 60, lambda: False)
+            submit_edit(out / "edits", Edit(step=6, skip=1), 60, lambda: False)
         told.append(str(refused.value))
 
     asking = threading.Thread(target=ask)
     asking.start()
     while not list((out / "edits").glob("*.json")):
         time.sleep(0.01)
-    monkeypatch.setattr(Inbox, "take", deleted_after_the_look)
+    monkeypatch.setattr(EditInbox, "take", deleted_after_the_look)
     _, said = run_training(store, out, {"steps": 12}, resume=True)
     asking.join(60)
     assert "the edit is withdrawn" in told[0]

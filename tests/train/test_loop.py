@@ -14,14 +14,14 @@ from batchloom.train import (
     OptimSettings,
     RunFolder,
     RunLog,
-    joined_ranks,
-    learn,
-    memory_explained,
+    explain_memory_errors,
+    join_ranks,
+    make_settings,
     read_log,
-    set_up,
-    settings_from,
+    run_optimizer_step,
+    set_up_run,
 )
-from batchloom.train.loop import learning_rate, look_at_val
+from batchloom.train.loop import compute_learning_rate, evaluate_val_loss
 from train.runs import PLAIN, counting_documents, run_training, small_store, steps_of
 
 
@@ -112,7 +112,7 @@ def test_resuming_something_else_names_the_fields(store, whole, tmp_path):
     other = small_store(tmp_path / "other", longest=30)
     with pytest.raises(StateError, match="data.fingerprint was"):
         run_training(other, out, resume=True)
-    bigger = settings_from({**PLAIN, "model": {"layers": 3, "heads": 2, "width": 32}}, {})
+    bigger = make_settings({**PLAIN, "model": {"layers": 3, "heads": 2, "width": 32}}, {})
     with pytest.raises(StateError, match="model.layers was 2 and is 3"):
         run_training(store, out, {"model": bigger.model}, resume=True)
 
@@ -161,13 +161,13 @@ def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
 
 
 def test_a_val_loss_that_is_not_finite_stops_the_run(store, tmp_path):
-    with joined_ranks("cpu") as ranks:
-        settings = settings_from(PLAIN, {})
-        run = set_up(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
+    with join_ranks("cpu") as ranks:
+        settings = make_settings(PLAIN, {})
+        run = set_up_run(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
     with torch.no_grad():
         run.model.norm.gain.fill_(math.nan)
     with pytest.raises(TrainError, match=r"val loss of step 7 is nan .*lower --lr"):
-        look_at_val(run, 7)
+        evaluate_val_loss(run, 7)
 
 
 ONES = [[1], [2], [3], [4], [5]]
@@ -240,29 +240,29 @@ def test_a_folder_that_cannot_be_written(store, tmp_path):
 
 
 def test_running_out_of_memory_names_what_to_lower():
-    settings = settings_from(PLAIN, {"batch_size": 4})
+    settings = make_settings(PLAIN, {"batch_size": 4})
     sentence = "passes of 4 rows of 32 tokens: lower --batch-size .* --seq-len.* model.width"
-    with pytest.raises(TrainError, match=sentence), memory_explained(settings, 64):
+    with pytest.raises(TrainError, match=sentence), explain_memory_errors(settings, 64):
         torch.empty(1 << 50, dtype=torch.uint8)
-    with pytest.raises(TrainError, match=sentence), memory_explained(settings, 64):
+    with pytest.raises(TrainError, match=sentence), explain_memory_errors(settings, 64):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-    with pytest.raises(RuntimeError, match="shapes"), memory_explained(settings, 64):
+    with pytest.raises(RuntimeError, match="shapes"), explain_memory_errors(settings, 64):
         raise RuntimeError("shapes cannot be multiplied")
 
 
 def one_step(store, out, batch_size, uneven="refuse"):
     """Loss and weights after one step cut into passes of so many rows."""
     sizes = {"global_batch_size": 8, "batch_size": batch_size, "uneven": uneven}
-    settings = settings_from(PLAIN, sizes)
-    with joined_ranks("cpu") as ranks:
-        run = set_up(store.path, settings, RunFolder(out), ranks, RunLog(None, print))
+    settings = make_settings(PLAIN, sizes)
+    with join_ranks("cpu") as ranks:
+        run = set_up_run(store.path, settings, RunFolder(out), ranks, RunLog(None, print))
     gradients = {}
     for name, weight in run.model.named_parameters():
         weight.register_post_accumulate_grad_hook(
             lambda w, name=name: gradients.update({name: w.grad.clone()})
         )
     # Rows of a short subset: some have far fewer trained tokens than others.
-    loss, norm, _ = learn(run, run.loader[0], lr=0.0)
+    loss, norm, _ = run_optimizer_step(run, run.loader[0], lr=0.0)
     return loss, norm, gradients
 
 
@@ -279,9 +279,9 @@ def test_passes_do_not_change_the_gradient(tmp_path):
 
 def test_the_loss_is_per_trained_token(store, tmp_path):
     loss, _, _ = one_step(store, tmp_path, 2)
-    settings = settings_from(PLAIN, {"global_batch_size": 8})
-    with joined_ranks("cpu") as ranks:
-        run = set_up(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
+    settings = make_settings(PLAIN, {"global_batch_size": 8})
+    with join_ranks("cpu") as ranks:
+        run = set_up_run(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
     batch = Loader(store, seq_len=32, global_batch_size=8, steps=80, rank=0, world_size=1)[0]
     with torch.no_grad():
         wanted = float(run.model(**batch)) / int((batch["labels"] != -100).sum())
@@ -290,7 +290,7 @@ def test_the_loss_is_per_trained_token(store, tmp_path):
 
 def test_the_learning_rate_warms_up_and_falls():
     optim = OptimSettings(lr=1.0, warmup_steps=4, final_lr_share=0.1)
-    rates = [learning_rate(step, 20, optim) for step in range(1, 21)]
+    rates = [compute_learning_rate(step, 20, optim) for step in range(1, 21)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[3:] == sorted(rates[3:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)
@@ -314,10 +314,10 @@ def test_a_bare_prefix_needs_its_vocabulary_stated(store, tmp_path):
     with pytest.raises(SettingsError, match="model.vocab_size: missing"):
         run_training(Prefix, tmp_path / "run", {"steps": 2})
     shape = {**PLAIN["model"], "vocab_size": 257}
-    stated = settings_from({**PLAIN, "model": shape}, {}).model
+    stated = make_settings({**PLAIN, "model": shape}, {}).model
     outcome, _ = run_training(Prefix, tmp_path / "run", {"steps": 2, "model": stated})
     assert outcome.step == 2
     shape = {**PLAIN["model"], "vocab_size": 60}
-    small = settings_from({**PLAIN, "model": shape}, {}).model
+    small = make_settings({**PLAIN, "model": shape}, {}).model
     with pytest.raises(TrainError, match="model.vocab_size"):
         run_training(Prefix, tmp_path / "small", {"steps": 2, "model": small})

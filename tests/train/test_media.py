@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import TrainError
 from batchloom.train import RunFolder
 from media.made import talk
@@ -137,7 +137,7 @@ def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_pat
         ],
     ]
     for words in commands:
-        assert run(list(map(str, words))) == 0, words
+        assert run_command_line(list(map(str, words))) == 0, words
     assert f"batchloom train --data {store} --init FOLDER" in " ".join(
         capsys.readouterr().out.split()
     )
@@ -157,7 +157,7 @@ def test_raw_conversations_are_learned_as_they_are_read(families, tmp_path, way)
     words += ["--stream-workers", 0] if way == "--stream" else []
     for out, more in (("whole", []), ("run", ["--stop-at", 5]), ("run", ["--resume"])):
         asked = [*words, "--out", tmp_path / out, *more]
-        assert run(list(map(str, asked))) == 0, asked
+        assert run_command_line(list(map(str, asked))) == 0, asked
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
     assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0] - 1
     assert (tmp_path / "run" / "model" / "preprocessor_config.json").exists()
@@ -176,18 +176,18 @@ def test_media_that_moved_and_media_that_are_gone(families, tmp_path, capsys):
     family = families["qwen2_vl"]
     source = shutil.copytree(family.processor.parent / "in", tmp_path / "in") / "talks.json"
     words = ["prepare", source, "--processor", family.processor, "--out", tmp_path / "store"]
-    assert run(list(map(str, [*words, "--val-fraction", "0"]))) == 0
+    assert run_command_line(list(map(str, [*words, "--val-fraction", "0"]))) == 0
     (tmp_path / "in").rename(tmp_path / "moved")
     train = ["train", "--data", tmp_path / "store", "--init", family.folder, "--device", "cpu"]
     train += ["--seq-len", 640, "--global-batch-size", 2, "--max-iters", 3, "--eval-interval", 0]
     capsys.readouterr()
-    assert run(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
+    assert run_command_line(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
     assert "--data-folder, of train, too" in capsys.readouterr().err
     moved = [*train, "--data-folder", tmp_path / "moved"]
-    assert run(list(map(str, [*moved, "--out", tmp_path / "a"]))) == 0
+    assert run_command_line(list(map(str, [*moved, "--out", tmp_path / "a"]))) == 0
     gone = tmp_path / "gone.json"
     (tmp_path / "moved").rename(tmp_path / "in")
     next((tmp_path / "in" / "pictures").iterdir()).unlink()
-    run(list(map(str, ["check", tmp_path / "store", "--gone", gone])))
-    assert run(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
-    assert run(list(map(str, [*train, "--gone", gone, "--out", tmp_path / "b"]))) == 0
+    run_command_line(list(map(str, ["check", tmp_path / "store", "--gone", gone])))
+    assert run_command_line(list(map(str, [*train, "--out", tmp_path / "no"]))) == 1
+    assert run_command_line(list(map(str, [*train, "--gone", gone, "--out", tmp_path / "b"]))) == 0

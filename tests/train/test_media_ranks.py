@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from processes import run_two_ranks
 from train.families import Families, losses, weights
 
@@ -39,7 +39,7 @@ def test_two_ranks_of_which_one_has_no_media_train_as_one(families, tmp_path):
     words += ["--config-file", tmp_path / "config.json", "--out"]
     printed = run_two_ranks("-m", "batchloom", *words, tmp_path / "two")
     assert "2 ranks x 2 passes x 1 row" in printed
-    assert run([*map(str, words), str(tmp_path / "one")]) == 0
+    assert run_command_line([*map(str, words), str(tmp_path / "one")]) == 0
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
     one, two = (weights(tmp_path / out / "model") for out in ("one", "two"))
     for key, weight in one.items():

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from batchloom import Edit, Mixture, PlanError, SettingsError, StateError, open_store
-from batchloom.batches import mixture_from
-from batchloom.cli import run as command
+from batchloom.batches import read_mixture
+from batchloom.cli import run_command_line as command
 from batchloom.core.errors import TrainError
 from batchloom.plan import SourceSpec
 from batchloom.testing import append_documents, write_store
@@ -14,12 +14,12 @@ from batchloom.train import (
     RunFolder,
     RunLog,
     edit_run,
-    hand_over,
-    joined_ranks,
-    mixture_begun_on,
+    join_ranks,
+    make_settings,
+    open_mixture_generations,
     read_log,
-    set_up,
-    settings_from,
+    set_up_run,
+    submit_edit,
     train,
 )
 from train.runs import PLAIN, counting_documents, small_store, steps_of
@@ -33,15 +33,15 @@ def mixture(tmp_path):
         {"train": counting_documents(60, 5), "val": counting_documents(20, 7)},
     )
     write_store(tmp_path / "math", counting_documents(30, 6))
-    return mixture_from(f"{tmp_path}/web=0.7,{tmp_path}/code=0.3,{tmp_path}/math")
+    return read_mixture(f"{tmp_path}/web=0.7,{tmp_path}/code=0.3,{tmp_path}/math")
 
 
 def run_mixture(mixture, out, changes=None, *, resume=False, stop_at=None):
     said, folder = [], RunFolder(out)
-    with joined_ranks("cpu") as ranks:
-        data = mixture_begun_on(mixture, folder, ranks) if resume else mixture
-        settings = settings_from(PLAIN, {"steps": 12, "save_interval": 3, **(changes or {})})
-        run = set_up(data, settings, folder, ranks, RunLog(folder.log, said.append))
+    with join_ranks("cpu") as ranks:
+        data = open_mixture_generations(mixture, folder, ranks) if resume else mixture
+        settings = make_settings(PLAIN, {"steps": 12, "save_interval": 3, **(changes or {})})
+        run = set_up_run(data, settings, folder, ranks, RunLog(folder.log, said.append))
         return train(run, resume=resume, stop_at=stop_at), "\n".join(said)
 
 
@@ -75,7 +75,7 @@ def test_a_run_goes_on_exactly_and_on_the_generations_it_was_begun_on(mixture, t
     run_mixture(mixture, tmp_path / "whole")
     run_mixture(mixture, tmp_path / "run", stop_at=5)
     append_documents(tmp_path / "web", counting_documents(9, 9))
-    newer = mixture_from(f"{tmp_path}/web=0.7,{tmp_path}/code=0.3")
+    newer = read_mixture(f"{tmp_path}/web=0.7,{tmp_path}/code=0.3")
     run_mixture(newer, tmp_path / "run", resume=True)
     assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
 
@@ -108,7 +108,7 @@ def test_new_weights_that_a_run_was_asked_for(mixture, tmp_path):
     run_mixture(mixture, out, stop_at=6)
     for weights in ({"math": 1}, {"wbe": 1}):
         with pytest.raises(TrainError, match="no answer within 0 s"):
-            hand_over(out / "edits", Edit(step=8, weights=weights), 0, lambda: False)
+            submit_edit(out / "edits", Edit(step=8, weights=weights), 0, lambda: False)
     _, said = run_mixture(mixture, out, resume=True)
     assert "mix    math 100.00% of the sequences, after 8 steps" in said
     assert "is refused: weights.wbe: names no source; there are code, math, web" in said
@@ -186,9 +186,9 @@ def test_a_run_on_one_store_is_edited_too(tmp_path, mixture):
     store = tmp_path / "web"
     out, folder = tmp_path / "run", RunFolder(tmp_path / "run")
     for resume in (False, True):
-        with joined_ranks("cpu") as ranks:
-            settings = settings_from(PLAIN, {"steps": 8, "save_interval": 3})
-            run = set_up(store, settings, folder, ranks, RunLog(folder.log, print))
+        with join_ranks("cpu") as ranks:
+            settings = make_settings(PLAIN, {"steps": 8, "save_interval": 3})
+            run = set_up_run(store, settings, folder, ranks, RunLog(folder.log, print))
             train(run, resume=resume, stop_at=None if resume else 4)
         if not resume:
             edit_run(out, store, Edit(step=5, ban={"data": range(40)}, skip=3))

@@ -7,9 +7,15 @@ import torch
 from torch.nn import functional
 
 from batchloom import Loader
-from batchloom.train import GPT, ModelSettings, block_mask, named_config, settings_from
-from batchloom.train.model import padded_vocabulary, parameter_count, parameter_groups
-from batchloom.train.model.gpt_model import flex_mask
+from batchloom.train import (
+    GPT,
+    ModelSettings,
+    load_named_config,
+    make_attention_mask,
+    make_settings,
+)
+from batchloom.train.model import estimate_parameter_count, make_parameter_groups, pad_vocabulary
+from batchloom.train.model.gpt_model import make_flex_mask
 from train.runs import small_store
 
 SEQ_LEN = 48
@@ -124,13 +130,15 @@ def test_flex_attention_has_the_same_mask():
     begins = torch.where(restarts, torch.arange(256), 0).cummax(1).values
     positions = torch.arange(256) - begins
     q, k, v = torch.randn(3, 2, 2, 256, 16, generator=generator).unbind(0)
-    wanted = functional.scaled_dot_product_attention(q, k, v, attn_mask=block_mask(positions))
-    given = flex_attention(q, k, v, block_mask=flex_mask(positions))
+    wanted = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=make_attention_mask(positions)
+    )
+    given = flex_attention(q, k, v, block_mask=make_flex_mask(positions))
     torch.testing.assert_close(given, wanted)
 
 
 def test_weight_decay_is_for_matrices_only(model):
-    decayed, kept = parameter_groups(model, 0.1)
+    decayed, kept = make_parameter_groups(model, 0.1)
     assert {w.dim() for w in decayed["params"]} == {2}
     assert {w.dim() for w in kept["params"]} == {1}
     assert kept["weight_decay"] == 0.0
@@ -148,8 +156,8 @@ def test_first_weights_follow_from_the_seed_alone():
 
 @pytest.mark.parametrize(("name", "millions"), [("150M_1024", 150), ("250M_1024", 250)])
 def test_names_tell_the_size(name, millions):
-    settings = settings_from(named_config(name), {})
-    whole = parameter_count(settings.model, padded_vocabulary(50_257))
+    settings = make_settings(load_named_config(name), {})
+    whole = estimate_parameter_count(settings.model, pad_vocabulary(50_257))
     assert whole == pytest.approx(millions * 1e6, rel=0.05)
     assert settings.seq_len == 1024
 
@@ -158,4 +166,4 @@ def test_names_tell_the_size(name, millions):
 def test_parameters_are_counted_before_they_are_made(hidden):
     shape = ModelSettings(layers=3, heads=2, width=32, hidden=hidden)
     made = sum(weight.numel() for weight in GPT(shape, 64).parameters())
-    assert parameter_count(shape, 64) == made
+    assert estimate_parameter_count(shape, 64) == made

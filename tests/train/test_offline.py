@@ -63,10 +63,10 @@ def blocked(tmp_path_factory):
 
 RUN = """
 import json, sys
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 
 for words in json.loads(sys.argv[1]):
-    if code := run(words):
+    if code := run_command_line(words):
         sys.exit(code)
 """
 

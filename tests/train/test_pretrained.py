@@ -10,18 +10,18 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from batchloom import InputError, Loader, SettingsError, StateError, open_store
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 from batchloom.train import (
     PretrainedSettings,
     RunFolder,
-    finetuning,
-    memory_explained,
-    settings_from,
+    apply_finetuning_defaults,
+    explain_memory_errors,
+    make_settings,
 )
-from batchloom.train.model import blueprint, load, pretrained
-from batchloom.train.model.pretrained import summed_loss
+from batchloom.train.model import build_meta_model, load_pretrained, pretrained
+from batchloom.train.model.pretrained import compute_summed_loss
 from processes import run_two_ranks
 from train.folders import CONFIGS, chat_store, write_model
 from train.gradients import gradient_of_first_step
@@ -198,16 +198,16 @@ def test_a_loss_in_parts_is_the_loss(monkeypatch):
     head = torch.nn.Linear(8, 50)
     hidden = torch.randn(33, 8, requires_grad=True)
     targets = torch.randint(0, 50, (33,))
-    whole = summed_loss(head, hidden, targets)
+    whole = compute_summed_loss(head, hidden, targets)
     wanted = torch.autograd.grad(whole, (hidden, head.weight, head.bias))
-    monkeypatch.setattr(pretrained, "_MOST_SCORES", 50 * 7)
-    parts = summed_loss(head, hidden, targets)
+    monkeypatch.setattr(pretrained, "_MAX_SCORES", 50 * 7)
+    parts = compute_summed_loss(head, hidden, targets)
     assert parts.detach().item() == pytest.approx(whole.detach().item(), rel=1e-6)
     for found, gradient in zip(
         torch.autograd.grad(parts, (hidden, head.weight, head.bias)), wanted, strict=True
     ):
         torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
-    nothing = summed_loss(head, hidden[:0], targets[:0])
+    nothing = compute_summed_loss(head, hidden[:0], targets[:0])
     assert nothing.detach().item() == 0
     assert not torch.autograd.grad(nothing, hidden)[0].any()
 
@@ -216,11 +216,11 @@ def test_scores_that_are_more_than_a_matrix_are_taken_whole(store, tmp_path):
     """Gemma 2 bends its scores: a head without that would learn another loss."""
     write_model(tmp_path / "m", "gemma2", final_logit_softcapping=0.5)
     settings = PretrainedSettings(str(tmp_path / "m"))
-    model = load(settings, blueprint(settings))
+    model = load_pretrained(settings, build_meta_model(settings))
     batch = Loader(store, seq_len=32, global_batch_size=4)[0]
     with torch.no_grad():
         before = float(model(**batch))
-        model.find_head(store)
+        model.detect_linear_head(store)
         assert float(model(**batch)) == pytest.approx(before, rel=1e-6)
 
 
@@ -362,14 +362,14 @@ def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
     words = ["train", "--data", store.path, "--device", "cpu", "--out", out]
     begin = [*words, "--init", llama, "--max-iters", 4, "--global-batch-size", 4]
-    assert run(list(map(str, [*begin, "--stop-at", 2]))) == 0
+    assert run_command_line(list(map(str, [*begin, "--stop-at", 2]))) == 0
     settings = json.loads((out / "run.json").read_text())
     assert settings["optim"]["lr"] == 1e-5
     assert (settings["seq_len"], settings["steps"]) == (64, 4)
     assert settings["model"] == {"init": str(llama), "attn_implementation": None}
     assert "  trained 5" in capsys.readouterr().out
     # The run knows its model.
-    assert run(list(map(str, [*words, "--resume"]))) == 0
+    assert run_command_line(list(map(str, [*words, "--resume"]))) == 0
     assert [step for step, *_ in steps_of(out)] == [1, 2, 3, 4]
 
 
@@ -387,19 +387,21 @@ def test_options_that_contradict(store, llama, tmp_path, monkeypatch, capsys, wo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shape.json").write_text('{"model": {"layers": 1, "heads": 1, "width": 8}}')
     words = [str(llama) if word == "LLAMA" else word for word in words]
-    assert run(["train", "--data", str(store.path), "--device", "cpu", *words]) != 0
+    assert run_command_line(["train", "--data", str(store.path), "--device", "cpu", *words]) != 0
     assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_defaults_of_finetuning_go_under_a_configuration():
-    plain = finetuning({"model": {"init": "m"}, "optim": {"lr": 2e-4}, "steps": 7}, 1024)
-    settings = settings_from(plain, {})
+    plain = apply_finetuning_defaults(
+        {"model": {"init": "m"}, "optim": {"lr": 2e-4}, "steps": 7}, 1024
+    )
+    settings = make_settings(plain, {})
     assert (settings.steps, settings.seq_len) == (7, 1024)
     assert (settings.optim.lr, settings.optim.weight_decay) == (2e-4, 0.0)
     with pytest.raises(SettingsError, match=r"model.widht: unknown setting; did you mean 'width'"):
-        settings_from({"model": {"layers": 1, "heads": 1, "widht": 8}}, {})
+        make_settings({"model": {"layers": 1, "heads": 1, "widht": 8}}, {})
     with pytest.raises(SettingsError, match=r"model.innit: unknown setting; did you mean 'init'"):
-        settings_from({"model": {"innit": "m", "attn_implementation": "sdpa"}}, {})
+        make_settings({"model": {"innit": "m", "attn_implementation": "sdpa"}}, {})
 
 
 def test_transformers_is_asked_for_by_its_extra(store, llama, tmp_path, monkeypatch):
@@ -409,9 +411,9 @@ def test_transformers_is_asked_for_by_its_extra(store, llama, tmp_path, monkeypa
 
 
 def test_running_out_of_memory_names_a_smaller_model(llama):
-    settings = settings_from({"model": {"init": str(llama)}, "seq_len": 64}, {})
+    settings = make_settings({"model": {"init": str(llama)}, "seq_len": 64}, {})
     with (
         pytest.raises(TrainError, match="lower --batch-size .*, or give --init a smaller model"),
-        memory_explained(settings, 10**9),
+        explain_memory_errors(settings, 10**9),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -14,7 +14,7 @@ import torch
 
 from batchloom import InputError, Loader
 from batchloom.core.errors import TrainError
-from batchloom.train import choose_device, joined_ranks
+from batchloom.train import choose_device, join_ranks
 from processes import rank_environments, run_ranks, run_two_ranks, start_processes
 from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_for_step
 
@@ -157,7 +157,7 @@ def test_variables_that_are_no_rank(monkeypatch, rank, size, local):
     values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local}
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(TrainError, match=f"RANK='{rank}'.*no rank of a run"), joined_ranks("cpu"):
+    with pytest.raises(TrainError, match=f"RANK='{rank}'.*no rank of a run"), join_ranks("cpu"):
         pass
 
 
@@ -171,7 +171,7 @@ def test_a_device_that_is_not_there():
 
 SLOW_FIRST = """
 import datetime, os, sys, time, torch, torch.distributed as dist
-from batchloom.train.distributed import Ranks
+from batchloom.train.distributed import RankGroup
 rank, place, seconds = int(os.environ["RANK"]), sys.argv[1], float(sys.argv[2])
 dist.init_process_group(
     "gloo", f"file://{place}", datetime.timedelta(seconds=2), world_size=2, rank=rank
@@ -180,7 +180,7 @@ def work():
     time.sleep(seconds)
     if not seconds:
         sys.exit(7)
-Ranks(rank, 2, rank, torch.device("cpu")).patiently(None if rank else work)
+RankGroup(rank, 2, rank, torch.device("cpu")).run_exclusively(None if rank else work)
 print("went on")
 """
 
@@ -203,5 +203,5 @@ def test_half_of_torchruns_variables(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(TrainError, match="MASTER_ADDR"), joined_ranks("cpu"):
+    with pytest.raises(TrainError, match="MASTER_ADDR"), join_ranks("cpu"):
         pass

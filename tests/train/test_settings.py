@@ -7,22 +7,30 @@ import pytest
 
 from batchloom import SettingsError
 from batchloom.core.settings import to_plain
-from batchloom.train import accumulation, model_names, named_config, read_config, settings_from
+from batchloom.train import (
+    compute_accumulation_steps,
+    list_model_names,
+    load_named_config,
+    make_settings,
+    read_config,
+)
 from train.runs import PLAIN
 
 
 def test_shipped_configurations_load():
-    assert model_names() == ["150M_1024", "250M_1024", "tiny"]
-    for name in model_names():
-        settings = settings_from(named_config(name), {})
-        assert settings_from(to_plain(settings), {}) == settings
-        assert accumulation(settings, 1) * (settings.batch_size or settings.global_batch_size)
+    assert list_model_names() == ["150M_1024", "250M_1024", "tiny"]
+    for name in list_model_names():
+        settings = make_settings(load_named_config(name), {})
+        assert make_settings(to_plain(settings), {}) == settings
+        assert compute_accumulation_steps(settings, 1) * (
+            settings.batch_size or settings.global_batch_size
+        )
 
 
 def test_every_problem_is_told_with_its_path():
     plain = {"model": {"layers": 2, "head": 2, "width": 32}, "step": 5, "seq_len": "long"}
     with pytest.raises(SettingsError) as caught:
-        settings_from(plain, {}, "c.json")
+        make_settings(plain, {}, "c.json")
     text = str(caught.value)
     assert "c.json.model.head: unknown setting; did you mean 'heads'?" in text
     assert "c.json.model.heads: missing" in text
@@ -33,7 +41,7 @@ def test_every_problem_is_told_with_its_path():
 def test_impossible_values_are_told_at_once():
     plain = {"model": {"layers": 0, "heads": 3, "width": 32}, "optim": {"lr": -1.0, "beta2": 1.0}}
     with pytest.raises(SettingsError) as caught:
-        settings_from(plain, {})
+        make_settings(plain, {})
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "model.layers",
         "model.width",
@@ -48,7 +56,7 @@ def test_numbers_that_are_not_finite_are_told_at_once(value):
     plain = {**PLAIN, "optim": {**dict.fromkeys(names, value), "lr": 1.0}}
     plain["model"] = {**PLAIN["model"], "rotary_base": value}
     with pytest.raises(SettingsError) as caught:
-        settings_from(plain, {"lr": value})
+        make_settings(plain, {"lr": value})
     told = {problem.split(":")[0] for problem in caught.value.problems}
     assert told == {f"optim.{name}" for name in names} | {"model.rotary_base"}
 
@@ -67,20 +75,20 @@ def test_numbers_that_are_not_finite_are_told_at_once(value):
     ],
 )
 def test_absurd_sizes_are_refused_by_their_bound(name, most):
-    assert getattr(settings_from(PLAIN, {name: most}), name) == most
+    assert getattr(make_settings(PLAIN, {name: most}), name) == most
     with pytest.raises(SettingsError, match=f"{name}: {most + 1} is above {most}, the most"):
-        settings_from(PLAIN, {name: most + 1})
+        make_settings(PLAIN, {name: most + 1})
     with pytest.raises(SettingsError, match=f"{name}: a number of about 4000 digits is above"):
-        settings_from(PLAIN, {name: 10**4000})
+        make_settings(PLAIN, {name: 10**4000})
 
 
 def test_absurd_shapes_are_refused_by_their_bound():
     shape = dict.fromkeys(["layers", "heads", "width", "hidden", "vocab_size"], 10**4000)
     with pytest.raises(SettingsError) as caught:
-        settings_from({"model": shape, "optim": {"lr": 10**4000}}, {})
+        make_settings({"model": shape, "optim": {"lr": 10**4000}}, {})
     assert caught.value.problems == ("optim.lr: a whole number too large for a float",)
     with pytest.raises(SettingsError) as caught:
-        settings_from({"model": shape}, {})
+        make_settings({"model": shape}, {})
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         f"model.{name}" for name in shape
     ]
@@ -88,31 +96,31 @@ def test_absurd_shapes_are_refused_by_their_bound():
 
 def test_what_is_asked_for_mends_the_configuration():
     broken = {**PLAIN, "steps": 0, "optim": {"lr": -1.0}}
-    settings = settings_from(broken, {"steps": 3, "lr": 0.5})
+    settings = make_settings(broken, {"steps": 3, "lr": 0.5})
     assert (settings.steps, settings.optim.lr) == (3, 0.5)
 
 
 def test_what_is_asked_for_goes_over_the_configuration():
-    settings = settings_from(PLAIN, {"lr": 0.5, "steps": 7, "seed": None})
+    settings = make_settings(PLAIN, {"lr": 0.5, "steps": 7, "seed": None})
     assert (settings.optim.lr, settings.steps, settings.seed) == (0.5, 7, 0)
     assert settings.optim.warmup_steps == 5
 
 
 def test_passes_make_the_step():
-    settings = settings_from(PLAIN, {"global_batch_size": 24, "batch_size": 3})
-    assert [accumulation(settings, n) for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
-    whole = settings_from(PLAIN, {"global_batch_size": 24})
-    assert accumulation(whole, 3) == 1
+    settings = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 3})
+    assert [compute_accumulation_steps(settings, n) for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    whole = make_settings(PLAIN, {"global_batch_size": 24})
+    assert compute_accumulation_steps(whole, 3) == 1
 
 
 def test_sizes_that_do_not_divide_name_those_that_do():
-    settings = settings_from(PLAIN, {"global_batch_size": 24, "batch_size": 5})
+    settings = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 5})
     with pytest.raises(SettingsError, match="--batch-size 1, 2, 3, 4, 6, 12 can"):
-        accumulation(settings, 2)
+        compute_accumulation_steps(settings, 2)
     with pytest.raises(SettingsError, match="7 ranks; 21 or 28 can .* --uneven pad"):
-        accumulation(settings, 7)
-    filled = settings_from(PLAIN, {"global_batch_size": 24, "batch_size": 5, "uneven": "pad"})
-    assert [accumulation(filled, n) for n in (1, 2, 7, 48)] == [5, 3, 1, 1]
+        compute_accumulation_steps(settings, 7)
+    filled = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 5, "uneven": "pad"})
+    assert [compute_accumulation_steps(filled, n) for n in (1, 2, 7, 48)] == [5, 3, 1, 1]
 
 
 def test_a_configuration_that_is_no_json_object(tmp_path):

@@ -8,16 +8,16 @@ import pytest
 
 import batchloom
 from batchloom import SettingsError, StateError
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.train import (
     DataRequest,
     RunFolder,
     RunLog,
     StreamOptions,
     StreamRequest,
-    joined_ranks,
-    set_up,
-    settings_from,
+    join_ranks,
+    make_settings,
+    set_up_run,
     train,
 )
 from processes import run_two_ranks
@@ -40,9 +40,9 @@ def run_stream(lines, out, changes=None, *, resume=False, stop_at=None, **reques
         inputs=(str(lines),), options=options, **{"tokenizer": "bytes", **request}
     )
     folder = RunFolder(out)
-    with joined_ranks("cpu") as ranks:
-        settings = settings_from(PLAIN, {"steps": 20, **(changes or {})})
-        run = set_up(asked, settings, folder, ranks, RunLog(folder.log, said.append))
+    with join_ranks("cpu") as ranks:
+        settings = make_settings(PLAIN, {"steps": 20, **(changes or {})})
+        run = set_up_run(asked, settings, folder, ranks, RunLog(folder.log, said.append))
         return train(run, resume=resume, stop_at=stop_at), said
 
 
@@ -87,7 +87,7 @@ def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
         f"keep   {kept} is unfinished, nothing was kept there since --resume: {command} ends it"
         in said
     )
-    assert run(shlex.split(command)[1:]) == 0
+    assert run_command_line(shlex.split(command)[1:]) == 0
     _, said = run_stream(lines, out, {"steps": 22}, resume=True)
     assert not any("is unfinished" in line for line in said)
 
@@ -104,10 +104,10 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
     plain = {key: value for key, value in PLAIN.items() if key != "model"}
     asked = StreamRequest(inputs=(str(lines),), tokenizer="bytes")
     folder, said = RunFolder(tmp_path / "run"), []
-    with joined_ranks("cpu") as ranks:
-        run = set_up(
+    with join_ranks("cpu") as ranks:
+        run = set_up_run(
             asked,
-            settings_from({**plain, **changes}, {}),
+            make_settings({**plain, **changes}, {}),
             folder,
             ranks,
             RunLog(folder.log, said.append),

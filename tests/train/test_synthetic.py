@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import batchloom
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 from batchloom.train import read_log
 from processes import run_ranks, run_two_ranks
 from train.runs import PLAIN, WORKER, run_training, small_store, steps_of
@@ -24,7 +24,7 @@ def config(tmp_path_factory):
 
 
 def train(*words):
-    return run(["train", "--device", "cpu", *map(str, words)])
+    return run_command_line(["train", "--device", "cpu", *map(str, words)])
 
 
 def frequencies_alone(store):

@@ -15,8 +15,8 @@ import pytest
 
 from batchloom import Loader, SettingsError
 from batchloom.batches import BatchOptions
-from batchloom.cli import run as command
-from batchloom.train import RunFolder, WorkerConfig, read_log, read_state
+from batchloom.cli import run_command_line as command
+from batchloom.train import RunFolder, WorkerConfig, read_checkpoint_state, read_log
 from processes import rank_environments, run_ranks, start_processes
 from sources.hub_server import hub_serving
 from train.elastic_worker import SEQ_LEN, heard, numbers, surviving, write_numbered
@@ -53,7 +53,7 @@ def words(store, folder, steps, *more):
 def check_once(store, folder, steps):
     """Require every sequence of the run's steps once in what its weights have seen, and no other."""
     newest = RunFolder(folder / "run").newest()
-    done, state, _ = read_state(newest)
+    done, state, _ = read_checkpoint_state(newest)
     assert done == steps
     padded = BatchOptions(uneven="pad")
     loader = Loader(store, seq_len=SEQ_LEN, global_batch_size=2, world_size=1, rank=0, batch=padded)
@@ -145,7 +145,7 @@ def test_a_run_goes_on_with_other_workers_and_after_a_kill(tmp_path):
         for rank in (second, first):
             rank.send_signal(signal.SIGKILL)
             rank.wait()
-    done = read_state(RunFolder(tmp_path / "run").newest())[0]
+    done = read_checkpoint_state(RunFolder(tmp_path / "run").newest())[0]
     assert done >= 12
     (alone,) = run_ranks(*words(store, tmp_path, done + 5, "--save-interval", 3), ranks=1)
     assert alone.returncode == 0, alone.stderr
@@ -194,7 +194,7 @@ def test_workers_join_are_killed_and_leave(numbered, tmp_path):
         first.process.send_signal(signal.SIGTERM)
         first.process.wait(PATIENCE)
     newest = RunFolder(tmp_path / "run").newest()
-    done = read_state(newest)[0]
+    done = read_checkpoint_state(newest)[0]
     assert done >= step
     # Asked politely it saved the step it was at.
     assert done == max(surviving(tmp_path / "heard"))
@@ -357,8 +357,8 @@ def test_workers_that_differ_are_stopped_before_a_step(tmp_path, monkeypatch, un
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "worker.py"
     script.write_text(
-        "import os, sys\nfrom batchloom.cli import run\n"
-        "sys.exit(run([word.replace('RANK', os.environ['RANK']) for word in sys.argv[1:]]))\n"
+        "import os, sys\nfrom batchloom.cli import run_command_line\n"
+        "sys.exit(run_command_line([word.replace('RANK', os.environ['RANK']) for word in sys.argv[1:]]))\n"
     )
     asked = {"--dataset-name": "s0", "--num-steps": "5", **dict([unlike])}
     words = ["worker", "--dataset-type", "store", "--device", "cpu", "--out", "run"]

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from batchloom import Loader, open_store
-from batchloom.cli import run
+from batchloom.cli import run_command_line
 
 if __name__ == "__main__":
     # A place of its own for each rank, where a test asks for one.
     words = [word.replace("RANK", os.environ["RANK"]) for word in sys.argv[1:]]
     kept, store, *arguments = words
-    code = run(arguments)
+    code = run_command_line(arguments)
     if code == 0:
         loader = Loader(
             open_store(store), seq_len=32, global_batch_size=4, steps=12, output="numpy"

@@ -1,11 +1,17 @@
-from .agreement import disagreement as disagreement, require_agreement as require_agreement
-from .checkpoints import newest as newest, written_aside as written_aside
+from .agreement import (
+    find_disagreement as find_disagreement,
+    require_agreement as require_agreement,
+)
+from .checkpoints import (
+    find_newest_checkpoint as find_newest_checkpoint,
+    writing_checkpoint as writing_checkpoint,
+)
 from .fsdp2.fsdp2_arguments import FSDP2Arguments as FSDP2Arguments
 from .fsdp2.fsdp2_trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
-from .hugging_face.hf_metrics import FiguresCallback as FiguresCallback
+from .hugging_face.hf_metrics import MetricsCallback as MetricsCallback
 from .hugging_face.hf_parts import (
     TokenLoss as TokenLoss,
-    row_losses as row_losses,
-    token_loss as token_loss,
+    compute_row_losses as compute_row_losses,
+    compute_token_loss as compute_token_loss,
 )
-from .isolation_check import refuse_leak as refuse_leak
+from .isolation_check import check_no_leak as check_no_leak

@@ -1,8 +1,8 @@
 """Accelerate: which share a process reads, what divides the loss, and checkpoints that are whole."""
 
-from batchloom.adapters.requirements import ACCELERATE, TORCH, require
+from batchloom.adapters.requirements import ACCELERATE, TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +12,17 @@ from typing import Any, final
 from weakref import WeakKeyDictionary, proxy
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.checkpoints import go_on, newest, step_of, unusable, written_aside
-from batchloom.adapters.isolation_check import refuse_leak
+from batchloom.adapters.checkpoints import (
+    find_newest_checkpoint,
+    parse_checkpoint_step,
+    resume_loader,
+    unusable_checkpoint_error,
+    writing_checkpoint,
+)
+from batchloom.adapters.isolation_check import check_no_leak
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Batch, Loader
-from batchloom.batches.loading import share_of_run
+from batchloom.batches.loading import make_run_share
 from batchloom.core.errors import BatchloomError, TrainError
 
 
@@ -24,7 +30,7 @@ def attach(accelerator: Any, loader: Loader) -> None:
     """Have a loader's place saved and loaded with the accelerator's state; every process calls it, once.
 
     The loader reads this process's share by itself: it is not given to ``accelerator.prepare``, which would deal its
-    batches anew. :func:`save` keeps its place before the step it is given, whatever was fetched ahead;
+    batches anew. :func:`save_checkpoint` keeps its place before the step it is given, whatever was fetched ahead;
     ``accelerator.save_state`` alone, or a stream, that after the batch given last.
 
     Args:
@@ -39,8 +45,8 @@ def attach(accelerator: Any, loader: Loader) -> None:
             its batches went through ``prepare``; the accelerator has a loader already; or it is a stream of several
             processes, of which Accelerate would keep the lanes of the first alone.
     """
-    require(ACCELERATE)
-    if accelerator in _PLACES:
+    require_installed(ACCELERATE)
+    if accelerator in _LOADER_STATES:
         raise TrainError(
             "This Accelerator has a loader attached already: attach once, the loader that is trained on; another run "
             "takes an Accelerator of its own."
@@ -62,11 +68,11 @@ def attach(accelerator: Any, loader: Loader) -> None:
             "keeps what the first of them says: prepare the data, or keep the state yourself "
             "(batchloom.streaming.merge_states of every process's loader.state_dict())."
         )
-    _refuse_dealt_anew(accelerator)
-    kept = _Place(accelerator, loader)
-    kept.refuse_other_steps()
+    _check_not_prepared(accelerator)
+    kept = _LoaderState(accelerator, loader)
+    kept.check_accumulation()
     require_agreement(loader)
-    _PLACES[accelerator] = kept
+    _LOADER_STATES[accelerator] = kept
     accelerator.register_for_checkpointing(kept)
 
 
@@ -79,14 +85,14 @@ def require_isolation(accelerator: Any, model: Any, loader: Loader) -> None:
         TrainError: the model ignores ``position_ids``, or does not take what batches hold; with what to change.
     """
     half = accelerator.mixed_precision in ("fp16", "bf16", "fp8")
-    refuse_leak(model, loader, _as_given, loader.spec.micro_batch_size or 1, half=half)
+    check_no_leak(model, loader, _merge_parts, loader.spec.micro_batch_size or 1, half=half)
 
 
-def _as_given(parts: list[Batch]) -> dict[str, Any]:
+def _merge_parts(parts: list[Batch]) -> dict[str, Any]:
     return {**parts[0], "use_cache": False}
 
 
-def _refuse_dealt_anew(accelerator: Any) -> None:
+def _check_not_prepared(accelerator: Any) -> None:
     """Refuse a loader's batches that went through ``prepare``."""
     for prepared in accelerator._dataloaders:  # noqa: SLF001 - it has no public way to ask for them
         given = prepared.dataset
@@ -99,11 +105,12 @@ def _refuse_dealt_anew(accelerator: Any) -> None:
 
 
 @final
-class _Place:
+class _LoaderState:
     """What Accelerate keeps of a loader, whose steps are the accelerator's also by the edits that a checkpoint brings.
 
     Attributes:
-        step: the steps trained, while :func:`save` or :func:`load_newest` are at it; None where nobody says.
+        step: the steps trained, while :func:`save_checkpoint` or :func:`load_newest_checkpoint` are at it; None where
+            nobody says.
         done: the steps done by the state that was loaded last.
     """
 
@@ -142,12 +149,12 @@ class _Place:
         if self.step is None:
             self._loader.load_state_dict(state)
         else:
-            self.done = go_on(self._loader, state, f"checkpoint-{self.step}", self.step)
-        self.refuse_other_steps()
+            self.done = resume_loader(self._loader, state, f"checkpoint-{self.step}", self.step)
+        self.check_accumulation()
 
-    def refuse_other_steps(self) -> None:
+    def check_accumulation(self) -> None:
         """Refuse steps of other passes than the accelerator does."""
-        share = share_of_run(self._loader, self._loader.next_step)
+        share = make_run_share(self._loader, self._loader.next_step)
         if (asked := self._accelerator.gradient_accumulation_steps) != share.passes:
             raise TrainError(
                 f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} rows, "
@@ -157,16 +164,23 @@ class _Place:
 
 
 # What torch and pickle raise for files that are cut off, gone or overwritten.
-_DAMAGED = (EOFError, KeyError, OSError, RuntimeError, UnicodeDecodeError, UnpicklingError)
+_DAMAGED_STATE_ERRORS = (
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    UnicodeDecodeError,
+    UnpicklingError,
+)
 
 # Of each accelerator: it has no public way to ask for what was registered.
-_PLACES: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+_LOADER_STATES: WeakKeyDictionary[Any, _LoaderState] = WeakKeyDictionary()
 
 
 @contextmanager
-def _at(accelerator: Any, step: int) -> Iterator[_Place]:
+def _at_step(accelerator: Any, step: int) -> Iterator[_LoaderState]:
     """The place of an accelerator's loader, which is to be that before a step."""
-    place = _attached(accelerator)
+    place = _get_loader_state(accelerator)
     place.step = step
     try:
         yield place
@@ -174,22 +188,22 @@ def _at(accelerator: Any, step: int) -> Iterator[_Place]:
         place.step = None
 
 
-def _attached(accelerator: Any) -> _Place:
+def _get_loader_state(accelerator: Any) -> _LoaderState:
     """The place of an accelerator's loader.
 
     Raises:
         TrainError: it has none, or its batches are dealt anew.
     """
-    if accelerator not in _PLACES:
+    if accelerator not in _LOADER_STATES:
         raise TrainError(
             "This Accelerator has no loader, whose place would be in no checkpoint: call "
             "batchloom.adapters.accelerate.attach(accelerator, loader) first."
         )
-    _refuse_dealt_anew(accelerator)
-    return _PLACES[accelerator]
+    _check_not_prepared(accelerator)
+    return _LOADER_STATES[accelerator]
 
 
-def scale(accelerator: Any) -> int:
+def get_loss_scale(accelerator: Any) -> int:
     """What a loss summed over the step's trained tokens and divided by their number is multiplied by.
 
     Accelerate divides it by the accumulation steps, and averages gradients over processes, where the sum is meant.
@@ -197,7 +211,7 @@ def scale(accelerator: Any) -> int:
     return int(accelerator.gradient_accumulation_steps * accelerator.num_processes)
 
 
-def save(accelerator: Any, folder: Path, step: int) -> Path:
+def save_checkpoint(accelerator: Any, folder: Path, step: int) -> Path:
     """Write ``folder/checkpoint-N`` after N steps, whole or not at all; every process calls it.
 
     The loader's place is that before step N.
@@ -206,12 +220,12 @@ def save(accelerator: Any, folder: Path, step: int) -> Path:
         OutputError: the folder cannot be written.
         TrainError: no loader is attached, or its batches went through ``prepare``; or a stream has given other steps.
     """
-    with _at(accelerator, step), written_aside(folder, step) as aside:
+    with _at_step(accelerator, step), writing_checkpoint(folder, step) as aside:
         accelerator.save_state(str(aside))
     return folder / f"checkpoint-{step}"
 
 
-def load_newest(accelerator: Any, folder: Path) -> int:
+def load_newest_checkpoint(accelerator: Any, folder: Path) -> int:
     """Go on from the newest whole checkpoint of a folder, or from the start; the steps done.
 
     Call it behind ``accelerator.prepare`` and :func:`attach`.
@@ -219,19 +233,20 @@ def load_newest(accelerator: Any, folder: Path) -> int:
     Raises:
         StateError: it is of another plan or store (names each field that differs) or of another model, its loader
             stands before another step than its name says, or it is damaged.
-        PlanError, TrainError: by its edits the steps are others than the accelerator's; or as of :func:`save`.
+        PlanError, TrainError: by its edits the steps are others than the accelerator's; or as of
+            :func:`save_checkpoint`.
     """
     from safetensors import SafetensorError  # noqa: PLC0415 - comes with accelerate, which attach asked for
 
-    _attached(accelerator)
-    found = newest(folder)
+    _get_loader_state(accelerator)
+    found = find_newest_checkpoint(folder)
     if found is None:
         return 0
-    with _at(accelerator, step_of(found)) as place:
+    with _at_step(accelerator, parse_checkpoint_step(found)) as place:
         try:
             accelerator.load_state(str(found))
         except BatchloomError:
             raise
-        except (*_DAMAGED, SafetensorError) as error:
-            raise unusable(found, error) from error
+        except (*_DAMAGED_STATE_ERRORS, SafetensorError) as error:
+            raise unusable_checkpoint_error(found, error) from error
     return place.done

@@ -1,8 +1,8 @@
 """Ranks that read different data train on it without a word; here they are found out before the first step."""
 
-from batchloom.adapters.requirements import TORCH, installed, require
+from batchloom.adapters.requirements import TORCH, get_installed_version, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from batchloom.core.errors import TrainError
 from batchloom.core.settings import to_plain
 from batchloom.plan import ORDER_VERSION
 
-_SHOWN = 4
+_MAX_LISTED = 4
 
 
 def require_agreement(
@@ -41,22 +41,22 @@ def require_agreement(
         TrainError: on every rank: versions, stores, settings, edits or steps differ (names the first that differs, and
             both values), the loader is of another number of ranks, or one share is read in place of another.
     """
-    said = _said(loader)
+    said = _describe_rank(loader)
     said["equal"] |= also or {}
     heard = [said]
     if dist.is_available() and dist.is_initialized():
-        heard = [json.loads(one) for one in gathered(json.dumps(said).encode(), group)]
-    if (problem := disagreement(heard, world_size)) is not None:
+        heard = [json.loads(one) for one in all_gather_bytes(json.dumps(said).encode(), group)]
+    if (problem := find_disagreement(heard, world_size)) is not None:
         raise TrainError(problem)
 
 
-def _said(loader: Loader) -> dict[str, Any]:
+def _describe_rank(loader: Loader) -> dict[str, Any]:
     """What a rank says of itself: all that has to be equal, and its place."""
     plan, spec = loader.plan, loader.spec
     return {
         "place": [spec.rank, spec.world_size],
         "equal": {
-            "batchloom": installed("batchloom"),
+            "batchloom": get_installed_version("batchloom"),
             "order_version": ORDER_VERSION,
             "identity": plan.identity,
             "edits": [] if loader.streamed else plan.journal,
@@ -75,16 +75,16 @@ def _said(loader: Loader) -> dict[str, Any]:
     }
 
 
-def disagreement(heard: Sequence[dict[str, Any]], world_size: int | None = None) -> str | None:
+def find_disagreement(heard: Sequence[dict[str, Any]], world_size: int | None = None) -> str | None:
     """Which of the ranks says something else than the first, and what; None where all fit together.
 
     Args:
         heard: what each says.
         world_size: how many shares they read; None for one each.
     """
-    first = flattened(heard[0]["equal"])
+    first = flatten_values(heard[0]["equal"])
     for rank, said in enumerate(heard):
-        other = flattened(said["equal"])
+        other = flatten_values(said["equal"])
         names = [
             name
             for name in sorted({*first, *other})
@@ -95,17 +95,19 @@ def disagreement(heard: Sequence[dict[str, Any]], world_size: int | None = None)
         if names:
             shown = "; ".join(
                 f"{name} is {first.get(name, 'nothing')!r} on rank 0 and {other.get(name, 'nothing')!r} on rank {rank}"
-                for name in names[:_SHOWN]
+                for name in names[:_MAX_LISTED]
             )
-            more = f", and {len(names) - _SHOWN} more differ" if len(names) > _SHOWN else ""
+            more = (
+                f", and {len(names) - _MAX_LISTED} more differ" if len(names) > _MAX_LISTED else ""
+            )
             return (
                 f"The ranks do not read the same: {shown}{more}. Give every rank the same store, settings, "
                 "checkpoint and version of batchloom."
             )
-    return _misplaced([tuple(said["place"]) for said in heard], world_size or len(heard))
+    return _find_share_problem([tuple(said["place"]) for said in heard], world_size or len(heard))
 
 
-def _misplaced(places: Sequence[tuple[int, int]], world_size: int) -> str | None:
+def _find_share_problem(places: Sequence[tuple[int, int]], world_size: int) -> str | None:
     """Why ranks in these places, which are of one world, do not read all of it, each share as often as any other."""
     rank, theirs = places[0]
     if theirs != world_size:
@@ -128,17 +130,17 @@ _REMEDY = (
 )
 
 
-def flattened(plain: Any, path: str = "") -> dict[str, Any]:
+def flatten_values(plain: Any, path: str = "") -> dict[str, Any]:
     """The leaves of plain values by their paths."""
     if not isinstance(plain, dict):
         return {path: plain}
     inner = ((f"{path}.{name}" if path else name, value) for name, value in plain.items())
-    return {leaf: value for name, one in inner for leaf, value in flattened(one, name).items()}
+    return {leaf: value for name, one in inner for leaf, value in flatten_values(one, name).items()}
 
 
-def gathered(said: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
+def all_gather_bytes(said: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
     """What every rank of a group said, in the order of the ranks, the same on every rank; no pickle is read."""
-    size, device = dist.get_world_size(group), device_of(group)
+    size, device = dist.get_world_size(group), get_collective_device(group)
     sizes = torch.zeros(size, dtype=torch.int64, device=device)
     sizes[dist.get_rank(group)] = len(said)
     dist.all_reduce(sizes, group=group)
@@ -152,7 +154,7 @@ def gathered(said: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]
     ]
 
 
-def device_of(group: dist.ProcessGroup | None) -> torch.device:
+def get_collective_device(group: dist.ProcessGroup | None) -> torch.device:
     """Where tensors of a group's collectives lie."""
     if "nccl" in str(dist.get_backend(group)):
         return torch.device("cuda", torch.cuda.current_device())

@@ -10,22 +10,22 @@ from typing import Any
 
 import torch.distributed as dist
 
-from batchloom.adapters.agreement import gathered
+from batchloom.adapters.agreement import all_gather_bytes
 from batchloom.batches import Loader
 from batchloom.core.errors import StateError
-from batchloom.core.partial_files import ASIDE, refused
+from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
 from batchloom.store.write import sync_folder
 
-_NAME = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")
 
 
-def step_of(checkpoint: Path) -> int:
+def parse_checkpoint_step(checkpoint: Path) -> int:
     """Steps done before a checkpoint was taken: the number in its name.
 
     Raises:
         StateError: it has no such name.
     """
-    found = _NAME.fullmatch(checkpoint.name)
+    found = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
     if found is None:
         raise StateError(
             f"{checkpoint} is no checkpoint: one is a folder named checkpoint-N, after N steps."
@@ -33,23 +33,25 @@ def step_of(checkpoint: Path) -> int:
     return int(found[1])
 
 
-def all_of(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints in a folder, the oldest first; what a killed run left unfinished is none."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
+    found = [
+        path for path in folder.iterdir() if _CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir()
+    ]
+    return sorted(found, key=parse_checkpoint_step)
 
 
-def newest(folder: Path) -> Path | None:
+def find_newest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint in a folder as rank 0 sees it; every rank calls it."""
-    found = [path.name for path in all_of(folder)[-1:]]
+    found = [path.name for path in list_checkpoints(folder)[-1:]]
     if dist.is_initialized():
-        found = json.loads(gathered(json.dumps(found).encode())[0])
+        found = json.loads(all_gather_bytes(json.dumps(found).encode())[0])
     return folder / found[0] if found else None
 
 
-def go_on(loader: Loader, state: dict[str, Any], name: str, step: int) -> int:
+def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -> int:
     """Have a loader go on with the state that a checkpoint holds; the steps done.
 
     They are one less than the checkpoint's where its run ended inside a step, which a longer run fills up.
@@ -75,7 +77,7 @@ def go_on(loader: Loader, state: dict[str, Any], name: str, step: int) -> int:
     return loader.next_step
 
 
-def unusable(checkpoint: Path, fault: BaseException) -> StateError:
+def unusable_checkpoint_error(checkpoint: Path, fault: BaseException) -> StateError:
     """What is raised where a checkpoint's files cannot be read, or do not fit."""
     said = " ".join(str(fault).split())[:300]
     return StateError(
@@ -85,62 +87,62 @@ def unusable(checkpoint: Path, fault: BaseException) -> StateError:
 
 
 @contextlib.contextmanager
-def written_aside(folder: Path, step: int) -> Iterator[Path]:
+def writing_checkpoint(folder: Path, step: int) -> Iterator[Path]:
     """An empty folder to write a checkpoint into, which gets its name when all ranks are done; every rank calls it.
 
     Raises:
         OutputError: the folder cannot be made, or cannot get its name.
     """
-    aside = begin(folder, step)
+    aside = begin_checkpoint(folder, step)
     yield aside
-    commit(aside)
+    commit_checkpoint(aside)
 
 
-def begin(folder: Path, step: int) -> Path:
-    """The empty folder that :func:`commit` gives its name; every rank calls it."""
+def begin_checkpoint(folder: Path, step: int) -> Path:
+    """The empty folder that :func:`commit_checkpoint` gives its name; every rank calls it."""
     path = folder / f"checkpoint-{step}"
-    aside = path.with_name(path.name + ASIDE)
-    if _first():
-        with refused("write", aside):
-            for left in (aside, _former(path)):
+    aside = path.with_name(path.name + PARTIAL_SUFFIX)
+    if _is_first_rank():
+        with wrap_os_errors("write", aside):
+            for left in (aside, _replaced_path(path)):
                 shutil.rmtree(left, ignore_errors=True)
             aside.mkdir(parents=True)
-    meet()
+    barrier()
     return aside
 
 
-def commit(aside: Path) -> Path:
+def commit_checkpoint(aside: Path) -> Path:
     """Give a checkpoint its name, when all ranks have written their part; every rank calls it."""
-    meet()
-    path = aside.with_name(aside.name.removesuffix(ASIDE))
-    if _first():
-        with refused("write", path):
+    barrier()
+    path = aside.with_name(aside.name.removesuffix(PARTIAL_SUFFIX))
+    if _is_first_rank():
+        with wrap_os_errors("write", path):
             # What a folder of names needs, a file of bytes does.
             for one in (*aside.rglob("*"), aside):
                 sync_folder(one)
             # Of the same step, from a run that went on from an earlier one: it goes when the new one is there.
             if path.exists():
-                path.rename(_former(path))
+                path.rename(_replaced_path(path))
             aside.rename(path)
         sync_folder(path.parent)
-        shutil.rmtree(_former(path), ignore_errors=True)
-    meet()
+        shutil.rmtree(_replaced_path(path), ignore_errors=True)
+    barrier()
     return path
 
 
-def _former(path: Path) -> Path:
+def _replaced_path(path: Path) -> Path:
     """What the checkpoint that another takes the place of is called meanwhile."""
-    return path.with_name(f"{path.name}.former{ASIDE}")
+    return path.with_name(f"{path.name}.former{PARTIAL_SUFFIX}")
 
 
-def keep(folder: Path, most: int) -> None:
+def remove_old_checkpoints(folder: Path, most: int) -> None:
     """Remove all checkpoints but the newest ``most``."""
-    if _first():
-        for path in all_of(folder)[:-most]:
+    if _is_first_rank():
+        for path in list_checkpoints(folder)[:-most]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def abandon(folder: Path, step: int) -> None:
+def discard_later_checkpoints(folder: Path, step: int) -> None:
     """Take the names of checkpoints after a step that a run goes back to, so that none passes for its newest.
 
     They stay as ``checkpoint-N.abandoned``; every rank calls it.
@@ -148,21 +150,21 @@ def abandon(folder: Path, step: int) -> None:
     Raises:
         OutputError: one cannot be renamed.
     """
-    if _first():
-        for path in all_of(folder):
-            if step_of(path) > step:
+    if _is_first_rank():
+        for path in list_checkpoints(folder):
+            if parse_checkpoint_step(path) > step:
                 aside = path.with_name(f"{path.name}.abandoned")
-                with refused("rename", path):
+                with wrap_os_errors("rename", path):
                     shutil.rmtree(aside, ignore_errors=True)
                     path.rename(aside)
-    meet()
+    barrier()
 
 
-def meet() -> None:
+def barrier() -> None:
     """Wait for all ranks."""
     if dist.is_initialized():
         dist.barrier()
 
 
-def _first() -> bool:
+def _is_first_rank() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0

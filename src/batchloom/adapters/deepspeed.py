@@ -4,9 +4,9 @@ DeepSpeed's checkpoints are pickles, read without a check: load none from people
 loader's place in them is plain JSON values.
 """
 
-from batchloom.adapters.requirements import DEEPSPEED, TORCH, require
+from batchloom.adapters.requirements import DEEPSPEED, TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 import os
 from pathlib import Path
@@ -15,21 +15,21 @@ from typing import Any
 import torch
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.checkpoints import go_on
+from batchloom.adapters.checkpoints import resume_loader
 from batchloom.batches import Loader
-from batchloom.batches.loading import share_of_run
+from batchloom.batches.loading import make_run_share
 from batchloom.core.errors import StateError, TrainError
 
-_STATE = "batchloom"
+_STATE_KEY = "batchloom"
 
 
-def join() -> None:
+def init_process_group() -> None:
     """Be one of the launcher's processes, or without a launcher a group of one; call it before the loader is made.
 
     Raises:
         MissingDependencyError: DeepSpeed is missing, or older than this needs.
     """
-    require(DEEPSPEED)
+    require_installed(DEEPSPEED)
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read at DeepSpeed's import
     import deepspeed  # noqa: PLC0415 - behind the line above
@@ -40,13 +40,13 @@ def join() -> None:
     deepspeed.init_distributed()
 
 
-def batch_sizes(loader: Loader) -> dict[str, int]:
+def make_batch_size_config(loader: Loader) -> dict[str, int]:
     """The three sizes of a DeepSpeed configuration that make the loader's steps, from that on it goes on with.
 
     Raises:
         PlanError: edits change how many passes a step takes; an engine does as many in all.
     """
-    share = share_of_run(loader, loader.next_step)
+    share = make_run_share(loader, loader.next_step)
     return {
         "train_batch_size": share.rows * share.place.world_size,
         "train_micro_batch_size_per_gpu": share.micro_batch_size,
@@ -54,7 +54,7 @@ def batch_sizes(loader: Loader) -> dict[str, int]:
     }
 
 
-def attach(engine: Any, loader: Loader) -> None:
+def check_engine(engine: Any, loader: Loader) -> None:
     """Make sure that an engine steps where the loader's steps end, and all ranks read the same; every rank calls it.
 
     Raises:
@@ -68,7 +68,7 @@ def attach(engine: Any, loader: Loader) -> None:
             "DeepSpeed shuffles and deals by itself: leave training_data out, and iterate the Loader, which reads this "
             "rank's share already."
         )
-    _refuse_other_steps(engine, loader)
+    _check_gradient_accumulation(engine, loader)
     ranks = loader.share_at(0).place.world_size
     if engine.dp_world_size != ranks:
         raise TrainError(
@@ -78,8 +78,8 @@ def attach(engine: Any, loader: Loader) -> None:
     require_agreement(loader)
 
 
-def _refuse_other_steps(engine: Any, loader: Loader) -> None:
-    wanted = batch_sizes(loader)
+def _check_gradient_accumulation(engine: Any, loader: Loader) -> None:
+    wanted = make_batch_size_config(loader)
     have = {
         "train_batch_size": engine.train_batch_size(),
         "train_micro_batch_size_per_gpu": engine.train_micro_batch_size_per_gpu(),
@@ -93,11 +93,11 @@ def _refuse_other_steps(engine: Any, loader: Loader) -> None:
         )
         raise TrainError(
             f"The engine has {differ}: its steps would not be those of the loader. Give its configuration "
-            "batchloom.adapters.deepspeed.batch_sizes(loader)."
+            "batchloom.adapters.deepspeed.make_batch_size_config(loader)."
         )
 
 
-def scale(engine: Any) -> int:
+def loss_multiplier(engine: Any) -> int:
     """What a loss summed over the step's trained tokens and divided by their number is multiplied by.
 
     DeepSpeed divides it by the accumulation steps, and averages gradients over ranks, where the sum is meant.
@@ -105,16 +105,16 @@ def scale(engine: Any) -> int:
     return int(engine.gradient_accumulation_steps() * engine.dp_world_size)
 
 
-def save(engine: Any, folder: Path, step: int, loader: Loader) -> None:
+def save_engine_checkpoint(engine: Any, folder: Path, step: int, loader: Loader) -> None:
     """Have DeepSpeed write ``folder/checkpoint-N`` after N steps, with the loader's place; every rank calls it.
 
     DeepSpeed names it in ``folder/latest`` when all is written.
     """
-    place = {_STATE: {"step": step, "loader": loader.state_at(step)}}
+    place = {_STATE_KEY: {"step": step, "loader": loader.state_at(step)}}
     engine.save_checkpoint(str(folder), tag=f"checkpoint-{step}", client_state=place)
 
 
-def load_newest(engine: Any, folder: Path, loader: Loader) -> int:
+def load_newest_engine_checkpoint(engine: Any, folder: Path, loader: Loader) -> int:
     """Go on from the checkpoint that ``folder/latest`` names, or from the start; the steps done.
 
     ZeRO's part of it is read by as many ranks as wrote it; for others see DeepSpeed's universal checkpoints.
@@ -132,11 +132,11 @@ def load_newest(engine: Any, folder: Path, loader: Loader) -> int:
             f"{folder}/latest names {(folder / 'latest').read_text().strip()}, which DeepSpeed cannot load: write the "
             "name of a whole checkpoint of the folder into it."
         )
-    if _STATE not in place:
+    if _STATE_KEY not in place:
         raise StateError(
             f"{path} holds no place of a loader: it was not saved by batchloom.adapters.deepspeed.save. The weights "
             "can be had from it; which data the run has seen cannot."
         )
-    done = go_on(loader, place[_STATE]["loader"], str(path), place[_STATE]["step"])
-    _refuse_other_steps(engine, loader)
+    done = resume_loader(loader, place[_STATE_KEY]["loader"], str(path), place[_STATE_KEY]["step"])
+    _check_gradient_accumulation(engine, loader)
     return done

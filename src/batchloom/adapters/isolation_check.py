@@ -1,8 +1,8 @@
 """Check that a model keeps packed documents apart, for the adapters."""
 
-from batchloom.adapters.requirements import TORCH, require
+from batchloom.adapters.requirements import TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from batchloom.batches import (
     Batch,
-    Chosen,
+    DocumentRows,
     Loader,
-    flattened,
-    leakage,
-    leakage_of_rows,
-    leaks,
-    probes,
-    sliding_window_of,
-    takes,
+    accepts_argument,
+    get_sliding_window,
+    is_leaking,
+    measure_batch_leakage,
+    measure_leakage,
+    select_probe_documents,
+    to_varlen,
 )
 from batchloom.batches.loading import first_store
 from batchloom.core.errors import TrainError
 
 Collator = Callable[[list[Batch]], Mapping[str, Any]]
 # Dimensions of a mask that names padding, [rows, tokens].
-_TOKENS_MASK = 2
+_TOKEN_MASK_NDIM = 2
 
 
-def refuse_leak(
+def check_no_leak(
     model: Any, loader: Loader, collator: Collator, rows: int, *, half: bool = False
 ) -> None:
     """Refuse a model that lets packed documents see each other, shown on documents of the store.
@@ -48,15 +48,17 @@ def refuse_leak(
     Raises:
         TrainError: it does, or does not take what the collator gives; with what to change.
     """
-    chosen = Chosen(loader) if loader.holds_media else None
-    if chosen is not None and (misfit := chosen.misfit(model, loader.plan.spec.seq_len)):
+    chosen = DocumentRows(loader) if loader.holds_media else None
+    if chosen is not None and (
+        misfit := chosen.describe_media_mismatch(model, loader.plan.spec.seq_len)
+    ):
         raise TrainError(f"The trainer's model is {misfit}.")
     if loader.plan.spec.packing == "none":
         return
     weight, training = next(model.parameters()), model.training
     model.eval()
     try:
-        distances = _distances(model, loader, chosen, collator, rows)
+        distances = _measure_distances(model, loader, chosen, collator, rows)
     finally:
         model.train(training)
     if distances is None:
@@ -67,7 +69,7 @@ def refuse_leak(
             f"{type(model).__name__} has losses that are no numbers before its first step: its weights are damaged, or "
             "the form= that it is given leaves tokens without anything to see."
         )
-    if leaks(packed, mixed, half=half or weight.dtype != torch.float32):
+    if is_leaking(packed, mixed, half=half or weight.dtype != torch.float32):
         raise TrainError(
             f"{type(model).__name__} lets packed documents see each other: a token's loss is {packed:.2g} nats from "
             f"that of the document alone, and {mixed:.2g} where nothing keeps them apart. Give a model that reads "
@@ -78,50 +80,52 @@ def refuse_leak(
         )
 
 
-def _distances(
-    model: Any, loader: Loader, chosen: Chosen | None, collator: Collator, rows: int
+def _measure_distances(
+    model: Any, loader: Loader, chosen: DocumentRows | None, collator: Collator, rows: int
 ) -> tuple[float, float] | None:
     """How far packed documents of the loader's store are from single ones; None where there are none to try.
 
     ``chosen`` gives those with media, None where it holds none.
 
-    See :func:`batchloom.batches.leakage`.
+    See :func:`batchloom.batches.measure_leakage`.
     """
     device = next(model.parameters()).device
 
     def logits(batch: Batch) -> Tensor:
         given = dict(collator([batch]))
         given.pop("labels", None)
-        _refuse_unknown(model, given)
-        return scores_of(model(**_on_device(given, device)))
+        _check_model_arguments(model, given)
+        return get_logits(model(**_move_to_device(given, device)))
 
     if chosen is not None:
         numbers = chosen.few(loader.plan.spec.seq_len)
         orders = [numbers, numbers[::-1]][: min(rows, 2)]
         alone = [chosen.batch([[number]]) for order in orders for number in order]
-        return leakage_of_rows(lambda batch: _part_of(logits(batch)), chosen.batch(orders), alone)
-    _refuse_lost_window(model, collator, loader.plan.spec.seq_len)
-    documents = probes(first_store(loader.plan.stores), loader.plan.spec.seq_len)
+        return measure_batch_leakage(
+            lambda batch: _slice_scores(logits(batch)), chosen.batch(orders), alone
+        )
+    _check_sliding_window(model, collator, loader.plan.spec.seq_len)
+    documents = select_probe_documents(first_store(loader.plan.stores), loader.plan.spec.seq_len)
     varlen = loader.spec.form == "varlen"
     if not documents:
         return None
-    return leakage(lambda one: logits(flattened(one) if varlen else one), documents, rows)
+    return measure_leakage(lambda one: logits(to_varlen(one) if varlen else one), documents, rows)
 
 
-def _refuse_lost_window(model: Any, collator: Collator, seq_len: int) -> None:
+def _check_sliding_window(model: Any, collator: Collator, seq_len: int) -> None:
     """Refuse a mask in which the model's sliding window is missing, shown on one long document.
 
     Raises:
         TrainError: names the window and what gives it.
     """
-    window = sliding_window_of(getattr(model, "config", None))
+    window = get_sliding_window(getattr(model, "config", None))
     if window is None or window.size >= seq_len:
         return
     positions = torch.arange(window.size + 1)[None]
     zeros = torch.zeros_like(positions)
     arrays = {"input_ids": zeros, "labels": zeros, "position_ids": positions}
     mask = collator([Batch(arrays)]).get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim <= _TOKENS_MASK:
+    if not isinstance(mask, Tensor) or mask.ndim <= _TOKEN_MASK_NDIM:
         return
     # The last token lies one beyond the window of the first.
     if window.some_layers or mask[0, 0, -1, 0] == mask[0, 0, -1, -1]:
@@ -132,17 +136,17 @@ def _refuse_lost_window(model: Any, collator: Collator, seq_len: int) -> None:
         )
 
 
-def _part_of(scores: Tensor) -> Callable[[int, slice], Tensor]:
+def _slice_scores(scores: Tensor) -> Callable[[int, slice], Tensor]:
     return lambda row, part: scores[row, part]
 
 
-def _refuse_unknown(model: Any, given: dict[str, Any]) -> None:
+def _check_model_arguments(model: Any, given: dict[str, Any]) -> None:
     """Refuse a model that cannot be called with what it will be given.
 
     Raises:
         TrainError: names what it does not take.
     """
-    unknown = [name for name in given if not takes(model, name)]
+    unknown = [name for name in given if not accepts_argument(model, name)]
     if unknown:
         raise TrainError(
             f"{type(model).__name__} takes no {', '.join(unknown)}, and the collator gives it so: give a model that "
@@ -152,14 +156,14 @@ def _refuse_unknown(model: Any, given: dict[str, Any]) -> None:
         )
 
 
-def _on_device(value: Any, device: torch.device) -> Any:
+def _move_to_device(value: Any, device: torch.device) -> Any:
     """Move tensors, also those of a dict of masks."""
     if isinstance(value, dict):
-        return {name: _on_device(part, device) for name, part in value.items()}
+        return {name: _move_to_device(part, device) for name, part in value.items()}
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def scores_of(outputs: Any) -> Tensor:
+def get_logits(outputs: Any) -> Tensor:
     """The scores [R, S, vocabulary] of what a model returned: with ``logits``, or first."""
     scores: Tensor = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     return scores

@@ -5,9 +5,9 @@ data = LoaderDataModule(train=lambda: Loader(store, seq_len=2048, global_batch_s
 Trainer(max_steps=1000, accumulate_grad_batches=16).fit(module, data)
 """
 
-from batchloom.adapters.requirements import LIGHTNING, TORCH, require
+from batchloom.adapters.requirements import LIGHTNING, TORCH, require_installed
 
-require(TORCH, LIGHTNING)
+require_installed(TORCH, LIGHTNING)
 
 from collections.abc import Callable, Iterator
 from typing import Any, final
@@ -16,13 +16,13 @@ from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.loggers import Logger
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.logging import Send, to_all
+from batchloom.adapters.logging import SendMetrics, send_to_all
 from batchloom.batches import Batch, Loader, Meter
-from batchloom.batches.loading import share_of_run
+from batchloom.batches.loading import make_run_share
 from batchloom.core.errors import InputError, StateError, TrainError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 
-MakeLoader = Callable[[], Loader]
+LoaderFactory = Callable[[], Loader]
 
 
 @final
@@ -41,7 +41,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         train_loader, val_loader: what they made, from ``setup`` on; else None.
     """
 
-    def __init__(self, *, train: MakeLoader, val: MakeLoader | None = None) -> None:
+    def __init__(self, *, train: LoaderFactory, val: LoaderFactory | None = None) -> None:
         super().__init__()
         self._make_train, self._make_val = train, val
         self.train_loader: Loader | None = None
@@ -65,7 +65,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
             self.val_loader = self._make_val()
             _check_evaluation(self.val_loader)
 
-    def train_dataloader(self) -> "_TrainPasses":
+    def train_dataloader(self) -> "_ResumedMicroBatches":
         """The micro-batches of the training set, from the step on that comes next."""
         loader = self._trained()
         if not self._checked:
@@ -73,16 +73,16 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
         require_agreement(loader)
         accumulated = self.trainer.accumulate_grad_batches
         if self._kept_passes not in (0, accumulated):
-            _recount(self.trainer, self._kept_passes, accumulated)
+            _adjust_batch_count(self.trainer, self._kept_passes, accumulated)
             self._kept_passes = accumulated
-        return _TrainPasses(self.trainer, loader)
+        return _ResumedMicroBatches(self.trainer, loader)
 
-    def val_dataloader(self) -> "_Passes | list[Any]":
+    def val_dataloader(self) -> "_MicroBatches | list[Any]":
         """The micro-batches of the validation set, from the first on."""
         if self.val_loader is None:
             return []
         require_agreement(self.val_loader)
-        return _Passes(self.val_loader)
+        return _MicroBatches(self.val_loader)
 
     @property
     def loss_divisor(self) -> float:
@@ -129,9 +129,9 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
             raise StateError(
                 "The checkpoint's LoaderDataModule has no loader: it is of another class of that name."
             )
-        if (whole(passes := state_dict["passes"]) or 0) < 1:
+        if (as_int(passes := state_dict["passes"]) or 0) < 1:
             raise StateError(
-                f"The checkpoint's LoaderDataModule has {shown(passes)} for the micro-batches of a step: it was "
+                f"The checkpoint's LoaderDataModule has {quote_value(passes)} for the micro-batches of a step: it was "
                 "changed by hand."
             )
         if inside := state_dict["inside"]:
@@ -165,7 +165,7 @@ class LoaderDataModule(LightningDataModule):  # type: ignore[misc]
 
 
 @final
-class FiguresCallback(Callback):  # type: ignore[misc]
+class LightningMetricsCallback(Callback):  # type: ignore[misc]
     """Sends a meter's figures every ``log_every_n_steps`` steps, to the Trainer's loggers or where it is told.
 
     A validation is no part of a step's time. How long data was waited for is not known here: Lightning fetches by
@@ -176,7 +176,9 @@ class FiguresCallback(Callback):  # type: ignore[misc]
         send: takes (figures, step); None for the Trainer's own loggers.
     """
 
-    def __init__(self, meter: Callable[[Loader], Meter] = Meter, send: Send | None = None) -> None:
+    def __init__(
+        self, meter: Callable[[Loader], Meter] = Meter, send: SendMetrics | None = None
+    ) -> None:
         self._make_meter, self._send = meter, send
         self._meter: Meter | None = None
         self._done = 0
@@ -208,16 +210,16 @@ class FiguresCallback(Callback):  # type: ignore[misc]
         self._done = step
         self._meter.step(step - 1)
         if trainer.is_global_zero and step % trainer.log_every_n_steps == 0:
-            send = self._send or to_all(*map(_to_logger, trainer.loggers))
-            send(self._meter.figures(), step)
+            send = self._send or send_to_all(*map(_send_to_logger, trainer.loggers))
+            send(self._meter.metrics(), step)
 
 
-def _to_logger(logger: Logger) -> Send:
+def _send_to_logger(logger: Logger) -> SendMetrics:
     # Lightning counts from 0 what it logs by itself.
     return lambda figures, step: logger.log_metrics(dict(figures), step - 1)
 
 
-class _Passes:
+class _MicroBatches:
     """The micro-batches of a loader, from its first step on."""
 
     def __init__(self, loader: Loader) -> None:
@@ -228,7 +230,7 @@ class _Passes:
             yield from batch.split(self._loader.share_at(batch.step).micro_batch_size)
 
 
-class _TrainPasses:
+class _ResumedMicroBatches:
     """The micro-batches from the step on that Lightning trains next.
 
     Without a length: what is left of the plan is counted in steps, and a resumed run may cut them otherwise.
@@ -251,7 +253,7 @@ class _TrainPasses:
                 f"The plan ends after {first} steps, and Trainer(max_steps={trainer.max_steps}) asks for more: give "
                 f"max_steps={first}, Trainer(max_epochs=1), or a Loader of more steps or epochs."
             )
-        share_of_run(loader, first)
+        make_run_share(loader, first)
         loader.load_state_dict(loader.state_at(first))
         for batch in loader:
             # It asks for a micro-batch ahead.
@@ -293,7 +295,7 @@ def _check_run(trainer: Trainer, loader: Loader) -> None:
 def _check_passes(trainer: Trainer, loader: Loader) -> None:
     """Refuse what would train parts of steps, the same again, or nothing."""
     if not loader.plan.has_step(0):
-        raise _no_step("training", loader)
+        raise _no_steps_error("training", loader)
     if trainer.overfit_batches:
         raise TrainError(
             f"Trainer(overfit_batches={trainer.overfit_batches}) gives the same batches again: give a Loader of a "
@@ -318,17 +320,17 @@ def _check_optimizers(trainer: Trainer) -> None:
 
 def _check_evaluation(loader: Loader) -> None:
     if not loader.streamed and not loader.plan.has_step(0):
-        raise _no_step("validation", loader)
+        raise _no_steps_error("validation", loader)
 
 
-def _no_step(name: str, loader: Loader) -> TrainError:
+def _no_steps_error(name: str, loader: Loader) -> TrainError:
     return TrainError(
         f"The {name} set makes no step of {loader.plan.spec.global_batch_size} sequences, and last='drop' leaves out "
         "what does not fill one: give last='fill', or a smaller global_batch_size."
     )
 
 
-def _recount(trainer: Trainer, before: int, now: int) -> None:
+def _adjust_batch_count(trainer: Trainer, before: int, now: int) -> None:
     """Have Lightning's number of micro-batches be that of the same steps, each of another number of them."""
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
     ready = progress.ready

@@ -1,7 +1,7 @@
 """Figures to loggers: each is a function of (figures, step), and so is whatever else takes them.
 
-send = to_all(to_tensorboard(writer), to_jsonl("run/metrics.jsonl"))
-send(meter.figures(), step)
+send = send_to_all(send_to_tensorboard(writer), send_to_jsonl("run/metrics.jsonl"))
+send(meter.metrics(), step)
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from batchloom.core.errors import OutputError
 
-Send = Callable[[Mapping[str, float], int], None]
+SendMetrics = Callable[[Mapping[str, float], int], None]
 
 
 class ScalarWriter(Protocol):
@@ -29,7 +29,7 @@ class DictLogger(Protocol):
         """The figures of a step."""
 
 
-def to_tensorboard(writer: ScalarWriter) -> Send:
+def send_to_tensorboard(writer: ScalarWriter) -> SendMetrics:
     """Each figure as a scalar of its name."""
 
     def send(figures: Mapping[str, float], step: int) -> None:
@@ -39,7 +39,7 @@ def to_tensorboard(writer: ScalarWriter) -> Send:
     return send
 
 
-def to_wandb(run: DictLogger) -> Send:
+def send_to_wandb(run: DictLogger) -> SendMetrics:
     """All figures by one ``run.log(figures, step=step)``; ``run`` is what ``wandb.init`` returns."""
 
     def send(figures: Mapping[str, float], step: int) -> None:
@@ -48,7 +48,7 @@ def to_wandb(run: DictLogger) -> Send:
     return send
 
 
-def to_jsonl(path: str | Path) -> Send:
+def send_to_jsonl(path: str | Path) -> SendMetrics:
     """A line ``{"step": ..., figure: ...}`` at the end of a file, which is whole once it is sent.
 
     Figures that are no finite number are null, since JSON has none; one by the name ``step`` is left out.
@@ -80,7 +80,7 @@ def to_jsonl(path: str | Path) -> Send:
     return send
 
 
-def to_all(*sends: Send) -> Send:
+def send_to_all(*sends: SendMetrics) -> SendMetrics:
     """The same figures to each of several."""
 
     def send(figures: Mapping[str, float], step: int) -> None:

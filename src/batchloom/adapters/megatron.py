@@ -1,14 +1,14 @@
 """Megatron-core: its training loop fed from our plan, and our stores as its ``GPTDataset`` reads them.
 
 parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-place = megatron_place(BatchOptions(micro_batch_size=2))
+place = get_megatron_rank(BatchOptions(micro_batch_size=2))
 loader = Loader(store, seq_len=4096, global_batch_size=256, **place)
-batches = megatron_iterator(loader)  # on every rank; for forward_backward_func(data_iterator=batches, ...)
+batches = make_megatron_iterator(loader)  # on every rank; for forward_backward_func(data_iterator=batches, ...)
 """
 
-from batchloom.adapters.requirements import MEGATRON, TORCH, require
+from batchloom.adapters.requirements import MEGATRON, TORCH, require_installed
 
-require(TORCH, MEGATRON)
+require_installed(TORCH, MEGATRON)
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,19 +19,19 @@ import torch
 import torch.distributed as dist
 from megatron.core import num_microbatches_calculator, parallel_state
 
-from batchloom.adapters.agreement import device_of, require_agreement
-from batchloom.batches import Batch, BatchOptions, Loader, forms, text_alone
+from batchloom.adapters.agreement import get_collective_device, require_agreement
+from batchloom.batches import Batch, BatchOptions, Loader, check_text_only, forms
 from batchloom.batches.assembly import DEFAULT_BATCH_OPTIONS, Labels
 from batchloom.core.errors import InputError, StateError, TrainError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Edit, Mesh
-from batchloom.plan.order import Place
+from batchloom.plan.order import RankPlacement
 from batchloom.store import Store
 
-Micro = dict[str, Any]
+MicroBatch = dict[str, Any]
 
 
-class MegatronPlace(TypedDict):
+class MegatronRank(TypedDict):
     """What a ``Loader`` is given of Megatron's processes."""
 
     rank: int
@@ -40,8 +40,8 @@ class MegatronPlace(TypedDict):
     batch: BatchOptions
 
 
-def megatron_place(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronPlace:
-    """Where this process stands, by ``parallel_state``: ``Loader(..., **megatron_place())``.
+def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRank:
+    """Where this process stands, by ``parallel_state``: ``Loader(..., **get_megatron_rank())``.
 
     Args:
         batch: the loader's options; their mesh is replaced by that of Megatron's processes.
@@ -71,7 +71,7 @@ def megatron_place(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronPlace
     )
     rank, world_size = dist.get_rank(), dist.get_world_size()
     place = mesh.place(rank, world_size)
-    theirs = Place(
+    theirs = RankPlacement(
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_data_parallel_world_size(),
         parallel_state.get_context_parallel_rank(),
@@ -89,9 +89,9 @@ def megatron_place(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronPlace
     }
 
 
-def megatron_iterator(
+def make_megatron_iterator(
     loader: Loader, *, attention_mask: bool | None = None, vp_stage: int | None = None
-) -> Iterator[Micro]:
+) -> Iterator[MicroBatch]:
     """The micro-batches of a run, as Megatron's ``get_batch`` gives them; every rank calls it, and at the same time.
 
     It begins with the loader's ``next_step`` at the call, whatever others of the same loader give meanwhile.
@@ -100,9 +100,9 @@ def megatron_iterator(
     and the last read. Context-parallel ranks have their slices already, as ``get_batch_on_this_cp_rank`` takes them.
 
     Args:
-        loader: of this process, with ``**megatron_place()``; its place moves on all ranks alike, also where another
+        loader: of this process, with ``**get_megatron_rank()``; its place moves on all ranks alike, also where another
             reads.
-        attention_mask: whether to give one; see :func:`mask_wanted`.
+        attention_mask: whether to give one; see :func:`needs_attention_mask`.
         vp_stage: of an interleaved pipeline the stage of the model chunk this is for.
 
     Yields:
@@ -115,7 +115,7 @@ def megatron_iterator(
         TrainError: ranks that do not read the same, or as many micro-batches or sequences a step as Megatron's
             calculator says (the latter when the step comes).
     """
-    mask = mask_wanted(loader, attention_mask)
+    mask = needs_attention_mask(loader, attention_mask)
     _check_loader(loader, attention_mask=mask)
     require_agreement(loader)
     between = not (
@@ -124,13 +124,15 @@ def megatron_iterator(
     )
     # Where they begin is settled here, not when the first of them is asked for.
     if between and not mask:
-        return _nothing(loader, loader.step_numbers())
+        return _iter_nothing(loader, loader.step_numbers())
     if parallel_state.get_tensor_model_parallel_rank() == 0:
-        return _named(_read(loader, iter(loader)), attention_mask=mask)
-    return _named(_room(loader, loader.step_numbers()), attention_mask=mask)
+        return _name_tensors(_read_micro_batches(loader, iter(loader)), attention_mask=mask)
+    return _name_tensors(
+        _allocate_micro_batches(loader, loader.step_numbers()), attention_mask=mask
+    )
 
 
-def mask_wanted(loader: Loader, asked: bool | None) -> bool:  # noqa: FBT001 - as it was given
+def needs_attention_mask(loader: Loader, asked: bool | None) -> bool:  # noqa: FBT001 - as it was given
     """Whether micro-batches of a loader are to have an attention mask.
 
     Args:
@@ -152,19 +154,23 @@ def mask_wanted(loader: Loader, asked: bool | None) -> bool:  # noqa: FBT001 - a
 
 
 def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
-    spec, place = loader.spec, megatron_place()
+    spec, place = loader.spec, get_megatron_rank()
     theirs = place["batch"].mesh, place["rank"], place["world_size"]
     problems = [
         f"{name} {got!r}, and {wanted!r} is needed"
         for name, got, wanted in (
-            ("place", _place(spec.mesh, spec.rank, spec.world_size), _place(*theirs)),
+            (
+                "place",
+                _get_rank_settings(spec.mesh, spec.rank, spec.world_size),
+                _get_rank_settings(*theirs),
+            ),
             ("labels", spec.labels, "shifted"),
             ("form", spec.form, "rows"),
             ("output", spec.output, "torch"),
         )
         if got != wanted
     ]
-    text_alone(loader, "the adapter of Megatron")
+    check_text_only(loader, "the adapter of Megatron")
     if loader.streamed:
         problems.append("a stream, which has no consumed_samples: prepare the data")
     if attention_mask and spec.mesh.context > 1:
@@ -177,46 +183,50 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
         )
 
 
-def _place(mesh: Mesh, rank: int, world_size: int) -> tuple[Place, str]:
+def _get_rank_settings(mesh: Mesh, rank: int, world_size: int) -> tuple[RankPlacement, str]:
     """What of a process's place decides what it is given."""
     return mesh.place(rank, world_size), mesh.slices if mesh.context > 1 else "whole"
 
 
-def _nothing(loader: Loader, steps: Iterator[int]) -> Iterator[Micro]:
+def _iter_nothing(loader: Loader, steps: Iterator[int]) -> Iterator[MicroBatch]:
     for step in steps:
-        yield from [_NOTHING.copy() for _ in range(_passes(loader, step))]
+        yield from [_NO_TENSORS.copy() for _ in range(_count_micro_batches(loader, step))]
 
 
-_NOTHING: Micro = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids", "attention_mask"))
-_KEYS = ("input_ids", "labels", "position_ids")
+_NO_TENSORS: MicroBatch = dict.fromkeys(
+    ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
+)
+_BATCH_KEYS = ("input_ids", "labels", "position_ids")
 
 
-def _named(parts: Iterator[torch.Tensor], *, attention_mask: bool) -> Iterator[Micro]:
+def _name_tensors(parts: Iterator[torch.Tensor], *, attention_mask: bool) -> Iterator[MicroBatch]:
     for part in parts:
-        made = forms.megatron_arrays(*_sent(part).unbind(), attention_mask=attention_mask)
+        made = forms.make_megatron_arrays(
+            *_broadcast_tensor(part).unbind(), attention_mask=attention_mask
+        )
         yield {"attention_mask": None} | made
 
 
-def _read(loader: Loader, batches: Iterator[Batch]) -> Iterator[torch.Tensor]:
+def _read_micro_batches(loader: Loader, batches: Iterator[Batch]) -> Iterator[torch.Tensor]:
     """Ids, labels and positions of each micro-batch, int64 [3, R, S]."""
-    device = device_of(parallel_state.get_tensor_model_parallel_group())
+    device = get_collective_device(parallel_state.get_tensor_model_parallel_group())
     for batch in batches:
-        passes = _passes(loader, batch.step)
+        passes = _count_micro_batches(loader, batch.step)
         for part in batch.split(len(batch["input_ids"]) // passes):
-            yield torch.stack([part[key] for key in _KEYS]).to(device)
+            yield torch.stack([part[key] for key in _BATCH_KEYS]).to(device)
 
 
-def _room(loader: Loader, steps: Iterator[int]) -> Iterator[torch.Tensor]:
+def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[torch.Tensor]:
     """Room for them, where another rank reads."""
-    device = device_of(parallel_state.get_tensor_model_parallel_group())
+    device = get_collective_device(parallel_state.get_tensor_model_parallel_group())
     for step in steps:
-        passes, seq_len = _passes(loader, step), loader.plan.spec_at(step).seq_len
+        passes, seq_len = _count_micro_batches(loader, step), loader.plan.spec_at(step).seq_len
         shape = (3, loader.share_at(step).rows // passes, seq_len // loader.spec.mesh.context)
         for _ in range(passes):
             yield torch.empty(shape, dtype=torch.int64, device=device)
 
 
-def _sent(read: torch.Tensor) -> torch.Tensor:
+def _broadcast_tensor(read: torch.Tensor) -> torch.Tensor:
     """What the first tensor-parallel rank read, on all of them."""
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         first = parallel_state.get_tensor_model_parallel_src_rank()
@@ -224,7 +234,7 @@ def _sent(read: torch.Tensor) -> torch.Tensor:
     return read
 
 
-def _passes(loader: Loader, step: int) -> int:
+def _count_micro_batches(loader: Loader, step: int) -> int:
     """Micro-batches of a step on each rank; refuses those that Megatron does not mean to do."""
     share = loader.share_at(step)
     try:
@@ -247,12 +257,12 @@ def _passes(loader: Loader, step: int) -> int:
     return ours[0]
 
 
-def consumed_samples(loader: Loader, step: int) -> int:
+def count_consumed_samples(loader: Loader, step: int) -> int:
     """Sequences before a step, over all ranks: what Megatron's checkpoints keep."""
     return loader.plan.positions_of(step)[0]
 
 
-def go_on_from(loader: Loader, consumed: int) -> int:
+def resume_from_samples(loader: Loader, consumed: int) -> int:
     """Have a loader go on after so many sequences, as Megatron resumes; the step that comes next.
 
     The number says nothing of the plan it was counted in: ``loader.load_state_dict`` does, and refuses another.
@@ -260,9 +270,9 @@ def go_on_from(loader: Loader, consumed: int) -> int:
     Raises:
         StateError: no number, one inside a step (names the nearest), or one behind the end of the plan.
     """
-    number = whole(consumed)
+    number = as_int(consumed)
     if number is None or number < 0:
-        raise StateError(f"consumed_samples {shown(consumed)} is no number of sequences.")
+        raise StateError(f"consumed_samples {quote_value(consumed)} is no number of sequences.")
     step, inside = loader.plan.orders.course.step_at(number)
     if inside:
         before, after = loader.plan.positions_of(step)
@@ -279,7 +289,7 @@ def go_on_from(loader: Loader, consumed: int) -> int:
     return step
 
 
-def rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) -> list[Edit]:
+def make_rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) -> list[Edit]:
     """Megatron's ``--rampup-batch-size START INCREMENT SAMPLES`` as edits of a plan of ``global_batch_size`` START.
 
     Apply them with ``loader.edit`` before the first step; then each step has as many sequences as Megatron's
@@ -289,10 +299,11 @@ def rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) -> li
         InputError: they are not three whole numbers, or the increment does not lead from START to
             ``global_batch_size``.
     """
-    given = [whole(number) for number in rampup_batch_size]
+    given = [as_int(number) for number in rampup_batch_size]
     if len(given) != 3 or None in given:
         raise InputError(
-            f"rampup_batch_size is {shown(rampup_batch_size)} and not three whole numbers: START INCREMENT SAMPLES, as "
+            f"rampup_batch_size is {quote_value(rampup_batch_size)} and not three whole numbers: START INCREMENT "
+            f"SAMPLES, as "
             "[int(word) for word in args.rampup_batch_size]."
         )
     start, increment, samples = (number or 0 for number in given)
@@ -313,7 +324,7 @@ def rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) -> li
     return edits
 
 
-def megatron_prefixes(store: Store) -> list[str]:
+def list_megatron_prefixes(store: Store) -> list[str]:
     """Weights and prefixes of a store's shards, as ``--data-path`` and a recipe's ``paths`` take them.
 
     Weighted by tokens, so that Megatron goes through all shards about equally often.

@@ -8,9 +8,9 @@ the place.
 Neither can be installed without CUDA; docs/frameworks.md says what was run.
 """
 
-from batchloom.adapters.requirements import LIGHTNING, MEGATRON, TORCH, require
+from batchloom.adapters.requirements import LIGHTNING, MEGATRON, TORCH, require_installed
 
-require(TORCH, LIGHTNING, MEGATRON)
+require_installed(TORCH, LIGHTNING, MEGATRON)
 
 import os
 from dataclasses import dataclass
@@ -23,10 +23,14 @@ from megatron.core import num_microbatches_calculator, parallel_state
 from torch.utils.data import DataLoader, Dataset
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.checkpoints import go_on
-from batchloom.adapters.megatron import go_on_from, mask_wanted, megatron_prefixes
+from batchloom.adapters.checkpoints import resume_loader
+from batchloom.adapters.megatron import (
+    list_megatron_prefixes,
+    needs_attention_mask,
+    resume_from_samples,
+)
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import BatchOptions, Loader, megatron_arrays, text_alone
+from batchloom.batches import BatchOptions, Loader, check_text_only, make_megatron_arrays
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.store import Store, open_store
 
@@ -59,10 +63,13 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
                 f"Megatron's samples need labels='shifted' (here {spec.labels!r}), a micro_batch_size (here "
                 f"{spec.micro_batch_size}), uneven='refuse', data-parallel ranks alone, and a plan without edits."
             )
-        text_alone(loader, "the adapter of NeMo")
+        check_text_only(loader, "the adapter of NeMo")
         require_agreement(loader, world_size=parallel_state.get_data_parallel_world_size())
         self.loader = loader
-        self._batches, self._mask = LoaderDataset(loader), mask_wanted(loader, attention_mask)
+        self._batches, self._mask = (
+            LoaderDataset(loader),
+            needs_attention_mask(loader, attention_mask),
+        )
         self._place = (spec.rank, spec.world_size, spec.micro_batch_size)
         self._size = loader.plan.spec.global_batch_size
         self._latest = (-1, torch.empty(0))
@@ -88,13 +95,13 @@ class PlanSamples(Dataset[dict[str, torch.Tensor]]):
         # One after the other, all rows of a step are asked for.
         if self._latest[0] != step:
             batch = self._batches[step]
-            self._latest = (step, torch.stack([batch[key] for key in _KEYS]))
+            self._latest = (step, torch.stack([batch[key] for key in _BATCH_KEYS]))
         part = self._latest[1][:, turn * micro + row][:, None]
-        made = megatron_arrays(*part, attention_mask=self._mask)
+        made = make_megatron_arrays(*part, attention_mask=self._mask)
         return {name: value[0] for name, value in made.items()}
 
 
-_KEYS = ("input_ids", "labels", "position_ids")
+_BATCH_KEYS = ("input_ids", "labels", "position_ids")
 
 
 @dataclass(kw_only=True)
@@ -181,7 +188,7 @@ class StoreDatasets:
 
 
 @dataclass(frozen=True)
-class _Samples:
+class _SampleCounts:
     """What Megatron-Bridge hands to ``build_datasets``, for NeMo 2, which does not."""
 
     train_samples: int
@@ -242,18 +249,20 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
             )
         rounds = trainer_max_steps // max(1, int(trainer_val_check_interval)) + 1
         size = self.global_batch_size
-        samples = _Samples(
+        samples = _SampleCounts(
             trainer_max_steps * size,
-            None if _is_share(limit := trainer_limit_val_batches) else int(rounds * limit) * size,
-            None if _is_share(limit := trainer_limit_test_batches) else int(limit) * size,
+            None
+            if _is_fraction(limit := trainer_limit_val_batches)
+            else int(rounds * limit) * size,
+            None if _is_fraction(limit := trainer_limit_test_batches) else int(limit) * size,
         )
         self._train, self._validation, self._test = self.datasets.build_datasets(samples)
-        self._steps_of("limit_val_batches", trainer_limit_val_batches, self._validation)
-        self._steps_of("limit_test_batches", trainer_limit_test_batches, self._test)
+        self._limit_to_steps("limit_val_batches", trainer_limit_val_batches, self._validation)
+        self._limit_to_steps("limit_test_batches", trainer_limit_test_batches, self._test)
 
-    def _steps_of(self, name: str, limit: float, samples: PlanSamples | None) -> float:
+    def _limit_to_steps(self, name: str, limit: float, samples: PlanSamples | None) -> float:
         """A limit that is a share of samples as a number of steps; any other as it is."""
-        if samples is None or not _is_share(limit):
+        if samples is None or not _is_fraction(limit):
             return limit
         steps = len(samples) // self.global_batch_size
         if int(limit * steps) < 1:
@@ -276,7 +285,7 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
         A share of the validation becomes a number, too: it has to end with a step.
         """
         trainer, passes = self.trainer, num_microbatches_calculator.get_num_microbatches()
-        trainer.limit_val_batches = self._steps_of(
+        trainer.limit_val_batches = self._limit_to_steps(
             "limit_val_batches", trainer.limit_val_batches, self._validation
         )
         for name in ("limit_train_batches", "limit_val_batches", "num_sanity_val_steps"):
@@ -329,14 +338,16 @@ class StoreDataModule(LightningDataModule):  # type: ignore[misc]
                 "with that one, or begin the data anew."
             )
         consumed, loader = state_dict["consumed_samples"], self._train.loader
-        step = go_on_from(loader, consumed)
-        go_on(loader, state_dict["loader"], f"A checkpoint of consumed_samples {consumed}", step)
+        step = resume_from_samples(loader, consumed)
+        resume_loader(
+            loader, state_dict["loader"], f"A checkpoint of consumed_samples {consumed}", step
+        )
         sampler = self.data_sampler
         sampler.init_consumed_samples = sampler.prev_consumed_samples = consumed
         sampler.if_first_step = 1
 
 
-def _is_share(limit: float) -> bool:
+def _is_fraction(limit: float) -> bool:
     """Whether a limit of Lightning is a share: 1 is one batch, and 1.0 all of them."""
     return isinstance(limit, float) and 0 < limit <= 1
 
@@ -358,7 +369,7 @@ def _check_sampler(datasets: StoreDatasets, sampler: Any) -> None:
         raise InputError(f"The data_sampler deals otherwise than the plan: {'; '.join(problems)}.")
 
 
-def text_documents(store: Store, folder: str | os.PathLike[str], name: str) -> list[str]:
+def link_text_documents(store: Store, folder: str | os.PathLike[str], name: str) -> list[str]:
     """A store's shards under the names that recipes give data, without copying: ``NAME_00000_text_document.bin``.
 
     One shard alone is ``NAME_text_document``. Hard links, symbolic ones where the file system has none.
@@ -369,19 +380,19 @@ def text_documents(store: Store, folder: str | os.PathLike[str], name: str) -> l
     Raises:
         InputError: see ``adapters.megatron.megatron_prefixes``; or the names are taken.
     """
-    prefixes, place = megatron_prefixes(store), Path(folder)
+    prefixes, place = list_megatron_prefixes(store), Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     made: list[str] = []
     for number, (tokens, prefix) in enumerate(zip(prefixes[::2], prefixes[1::2], strict=True)):
         part = f"_{number:05d}" if len(prefixes) > 2 else ""
         stem = place / f"{name}{part}_text_document"
         for suffix in (".bin", ".idx"):
-            _link(Path(prefix + suffix).resolve(), stem.with_name(stem.name + suffix))
+            _link_file(Path(prefix + suffix).resolve(), stem.with_name(stem.name + suffix))
         made += [tokens, str(stem)]
     return made
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_file(source: Path, target: Path) -> None:
     if target.exists():
         if target.samefile(source):
             return

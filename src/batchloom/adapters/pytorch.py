@@ -9,9 +9,9 @@ Both are used with ``batch_size=None``, since an item is a whole batch of this r
 
 import copy
 
-from batchloom.adapters.requirements import TORCH, require
+from batchloom.adapters.requirements import TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 import os
 import traceback
@@ -23,15 +23,15 @@ from weakref import WeakValueDictionary
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from batchloom.batches import Batch, Loader, with_augment
-from batchloom.batches.assembly import without_augment
+from batchloom.batches import Batch, Loader, add_augment_state
+from batchloom.batches.assembly import remove_augment_state
 from batchloom.batches.loading import LoaderTemplate, lose_track
 from batchloom.core.errors import InputError, StateError
-from batchloom.plan.order import refuse_lanes
+from batchloom.plan.order import refuse_lane_order
 
 # Loaders of this process whose batches worker processes make, by the token those batches carry.
-_LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()
-_NUMBERS = count()
+_LIVE_LOADERS: WeakValueDictionary[str, Loader] = WeakValueDictionary()
+_LOADER_NUMBERS = count()
 
 
 @final
@@ -55,14 +55,14 @@ class _WorkerLoader:
                 f"device={loader.spec.device!r} goes through no DataLoader, whose workers hand batches on in memory: "
                 "iterate the Loader, which copies ahead by itself, or leave device out and move each batch."
             )
-        refuse_lanes(loader.plan, "goes through no DataLoader")
+        refuse_lane_order(loader.plan, "goes through no DataLoader")
         self.original: Loader | None = loader
         self.first = loader.next_step
         self._template = replace(LoaderTemplate.of(loader), plan=copy.copy(loader.plan))
         self._state = loader.state_at(self.first)
-        self._token = f"{os.getpid()}-{next(_NUMBERS)}"
+        self._token = f"{os.getpid()}-{next(_LOADER_NUMBERS)}"
         self._copy: tuple[int, Loader] | None = None
-        _LOADERS[self._token] = loader
+        _LIVE_LOADERS[self._token] = loader
         # Here, since each worker would tell it again.
         loader.announce()
 
@@ -102,7 +102,7 @@ def _receive(token: str, *parts: Any) -> Batch:
     A DataLoader receives batches ahead of the training loop and out of order, so the loader cannot
     tell which one the loop was given last.
     """
-    if (loader := _LOADERS.get(token)) is not None:
+    if (loader := _LIVE_LOADERS.get(token)) is not None:
         lose_track(loader)
     return Batch(*parts)
 
@@ -150,7 +150,7 @@ class LoaderIterable(IterableDataset[Batch]):
         self._next: int | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        number, workers = _worker()
+        number, workers = _get_worker_info()
         first = self._source.first + number if self._loaded is None else self._loaded
         self._loaded = None
         for step in self._steps(first, workers):
@@ -172,11 +172,11 @@ class LoaderIterable(IterableDataset[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """The next step of this worker as a plan's state, and the number of workers."""
-        number, workers = _worker()
+        number, workers = _get_worker_info()
         loader = self._source.loader()
         step = self._source.first + number if self._next is None else self._next
         state = loader.plan.state(loader.plan.positions_of(step)[0])
-        return {"workers": workers, "state": with_augment(state, loader.augmentation)}
+        return {"workers": workers, "state": add_augment_state(state, loader.augmentation)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with a worker's own state.
@@ -186,11 +186,11 @@ class LoaderIterable(IterableDataset[Batch]):
                 another number of workers (for that, keep the state of the ``Loader`` itself: it belongs to
                 no number of workers).
         """
-        _, workers = _worker()
+        _, workers = _get_worker_info()
         if not isinstance(state, dict) or not {"workers", "state"} <= set(state):
             raise StateError("This is not a worker's state. Give what state_dict() returned.")
         loader = self._source.loader()
-        position = loader.plan.resume(without_augment(state["state"], loader.augmentation))
+        position = loader.plan.resume(remove_augment_state(state["state"], loader.augmentation))
         if state["workers"] != workers:
             raise StateError(
                 f"The state was taken with {state['workers']} workers, here are {workers}. Keep "
@@ -200,7 +200,7 @@ class LoaderIterable(IterableDataset[Batch]):
 
 
 # The modules whose loops ask for a batch before they give the one before it.
-_FETCH_AHEAD = {
+_PREFETCHING_MODULES = {
     "accelerate.data_loader",
     "lightning.pytorch.loops.fetchers",
     "pytorch_lightning.loops.fetchers",
@@ -210,11 +210,12 @@ _FETCH_AHEAD = {
 def _is_fetched_ahead() -> bool:
     """Return whether a loop that fetches ahead is asking; only the calls that led here tell it."""
     return any(
-        frame.f_globals.get("__name__") in _FETCH_AHEAD for frame, _ in traceback.walk_stack(None)
+        frame.f_globals.get("__name__") in _PREFETCHING_MODULES
+        for frame, _ in traceback.walk_stack(None)
     )
 
 
-def _worker() -> tuple[int, int]:
+def _get_worker_info() -> tuple[int, int]:
     """(number, workers) of the DataLoader worker this runs in; (0, 1) outside of one."""
     worker = get_worker_info()
     return (worker.id, worker.num_workers) if worker else (0, 1)

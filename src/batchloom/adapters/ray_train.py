@@ -2,17 +2,18 @@
 
 Inside the function that a ``TorchTrainer`` runs on each worker nothing has to be translated: torch.distributed is
 ready there, so that a ``Loader`` knows its rank, and ``adapters.agreement`` can ask the others. With a trainer that
-starts no torch.distributed, ``Loader(..., rank=rank, world_size=world_size)`` of :func:`place` says the same, and
-``require_agreement(loader, world_size=world_size)`` that it is all of them.
+starts no torch.distributed, ``Loader(..., rank=rank, world_size=world_size)`` of
+:func:`get_rank_and_world_size` says the same, and ``require_agreement(loader, world_size=world_size)`` that it is
+all of them.
 
 When a worker is lost, or their number changes, Ray starts all of them anew from the newest checkpoint: what was
 trained after it is gone with the weights that saw it, and its sequences are given again, among the workers there are
 then. So in what the last weights have seen, every sequence is once.
 """
 
-from batchloom.adapters.requirements import PANDAS, RAY, TORCH, require
+from batchloom.adapters.requirements import PANDAS, RAY, TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 import tempfile
 from collections.abc import Mapping
@@ -23,23 +24,23 @@ from typing import Any
 import torch
 
 from batchloom.core.errors import StateError, TrainError
-from batchloom.core.settings import shown
+from batchloom.core.settings import quote_value
 
-_STATE = "batchloom.pt"
+_STATE_FILE = "batchloom.pt"
 
 
-def place() -> tuple[int, int]:
+def get_rank_and_world_size() -> tuple[int, int]:
     """Rank of this worker, and how many there are.
 
     Raises:
         MissingDependencyError: Ray is not installed, or too old.
         TrainError: this is no worker of Ray Train.
     """
-    context = _train().get_context()
+    context = _import_ray_train().get_context()
     return context.get_world_rank(), context.get_world_size()
 
 
-def report(metrics: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
+def report_step(metrics: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
     """Tell Ray of a step, and give it a checkpoint; every worker calls it, between the same two steps.
 
     It returns when the checkpoint is kept.
@@ -55,37 +56,37 @@ def report(metrics: Mapping[str, Any], state: Mapping[str, Any] | None = None) -
         MissingDependencyError: Ray is not installed, or too old.
         TrainError: this is no worker of Ray Train.
     """
-    train = _train()
-    if state is None or place()[0]:
+    train = _import_ray_train()
+    if state is None or get_rank_and_world_size()[0]:
         train.report(dict(metrics))
         return
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(dict(state), Path(folder) / _STATE)
+        torch.save(dict(state), Path(folder) / _STATE_FILE)
         train.report(dict(metrics), checkpoint=train.Checkpoint.from_directory(folder))
 
 
-def restored() -> dict[str, Any] | None:
+def load_restored_state() -> dict[str, Any] | None:
     """The state to go on with, on the CPU: that of the newest checkpoint; None at the start of a run.
 
     Raises:
         MissingDependencyError: Ray is not installed, or too old.
         TrainError: this is no worker of Ray Train.
-        StateError: the checkpoint was not made by :func:`report`, or is damaged.
+        StateError: the checkpoint was not made by :func:`report_step`, or is damaged.
     """
-    checkpoint = _train().get_checkpoint()
+    checkpoint = _import_ray_train().get_checkpoint()
     if checkpoint is None:
         return None
     with checkpoint.as_directory() as folder:
-        file = Path(folder) / _STATE
+        file = Path(folder) / _STATE_FILE
         if not file.is_file():
             raise StateError(
-                f"The checkpoint {checkpoint.path} holds no {_STATE}: it was not made by "
+                f"The checkpoint {checkpoint.path} holds no {_STATE_FILE}: it was not made by "
                 "batchloom.adapters.ray_train.report. Read it as it was written, with ray.train.get_checkpoint()."
             )
-        return _read(file, checkpoint.path)
+        return _read_state(file, checkpoint.path)
 
 
-def _read(file: Path, place: str) -> dict[str, Any]:
+def _read_state(file: Path, place: str) -> dict[str, Any]:
     """The state in a file of a checkpoint.
 
     Args:
@@ -102,19 +103,19 @@ def _read(file: Path, place: str) -> dict[str, Any]:
     except (EOFError, OSError, RuntimeError, UnpicklingError) as error:
         said = " ".join(str(error).split())[:300]
         raise StateError(
-            f"{_STATE} of the checkpoint {place} cannot be read ({type(error).__name__}: {said}): it is damaged. "
+            f"{_STATE_FILE} of the checkpoint {place} cannot be read ({type(error).__name__}: {said}): it is damaged. "
             "Begin a run of another name (RunConfig) from the state of an earlier checkpoint."
         ) from error
     if not isinstance(state, dict):
         raise StateError(
-            f"{_STATE} of the checkpoint {place} holds {shown(state)}, no state by name: it was changed."
+            f"{_STATE_FILE} of the checkpoint {place} holds {quote_value(state)}, no state by name: it was changed."
         )
     return state
 
 
-def _train() -> Any:
+def _import_ray_train() -> Any:
     """Ray Train, inside one of its workers."""
-    require(TORCH, RAY, PANDAS)
+    require_installed(TORCH, RAY, PANDAS)
     import ray.train  # noqa: PLC0415 - takes seconds
 
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from batchloom.core.errors import MissingDependencyError
 
-_NUMBERS = re.compile(r"\d+")
+_NUMBER_PATTERN = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +41,33 @@ RAY = Requirement("ray", "2.60", "ray")
 PANDAS = Requirement("pandas", "2.2", "ray-train")
 
 
-def require(*needed: Requirement) -> None:
+def require_installed(*needed: Requirement) -> None:
     """Make sure that packages are installed, in versions an adapter works with.
 
     Raises:
         MissingDependencyError: names every package that is missing or of another version, which one is
             needed, and how to install it.
     """
-    problems = [problem for one in needed if (problem := problem_of(one))]
+    problems = [problem for one in needed if (problem := find_requirement_problem(one))]
     if problems:
         raise MissingDependencyError(" ".join(problems))
 
 
-def problem_of(needed: Requirement) -> str | None:
+def find_requirement_problem(needed: Requirement) -> str | None:
     """What is wrong with a package as it is installed, and the remedy; None when it can be used."""
     bound = f">={needed.least}" + (f",<{needed.below}" if needed.below else "")
     remedy = f"pip install 'batchloom[{needed.extra}]' (or '{needed.package}{bound}')."
-    found = installed(needed.package)
+    found = get_installed_version(needed.package)
     if found is None:
         return f"{needed.package} is needed and not installed: {remedy}"
-    if _key(found) < _key(needed.least) or (needed.below and _key(found) >= _key(needed.below)):
+    if _release_key(found) < _release_key(needed.least) or (
+        needed.below and _release_key(found) >= _release_key(needed.below)
+    ):
         return f"{needed.package} {found} is installed and {bound} is needed: {remedy}"
     return None
 
 
-def installed(package: str) -> str | None:
+def get_installed_version(package: str) -> str | None:
     """The version of a package that is installed; None where there is none."""
     try:
         return importlib.metadata.version(package)
@@ -73,7 +75,7 @@ def installed(package: str) -> str | None:
         return None
 
 
-def _key(version: str) -> tuple[int, ...]:
+def _release_key(version: str) -> tuple[int, ...]:
     """The numbers of a release, to compare; what stands behind them (rc1, +cpu) is left aside."""
     release = re.split(r"[^0-9.]", version, maxsplit=1)[0]
-    return tuple(int(number) for number in _NUMBERS.findall(release))
+    return tuple(int(number) for number in _NUMBER_PATTERN.findall(release))

@@ -5,9 +5,9 @@ In a configuration of torchtitan:
     dataloader=StoreDataLoader.Config(dataset_path="store", global_batch_size=64)
 """
 
-from batchloom.adapters.requirements import TORCH, TORCHTITAN, require
+from batchloom.adapters.requirements import TORCH, TORCHTITAN, require_installed
 
-require(TORCH, TORCHTITAN)
+require_installed(TORCH, TORCHTITAN)
 
 import json
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.batches import BatchOptions, Loader, text_alone
+from batchloom.batches import BatchOptions, Loader, check_text_only
 from batchloom.core.errors import StateError
-from batchloom.core.settings import shown
+from batchloom.core.settings import quote_value
 from batchloom.store import open_store
 
-_KEY = "batchloom"
+_STATE_KEY = "batchloom"
 
 
 @final
@@ -87,7 +87,7 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
             world_size=dp_world_size,
             batch=BatchOptions(micro_batch_size=local_batch_size),
         )
-        text_alone(self.loader, "the adapter of torchtitan")
+        check_text_only(self.loader, "the adapter of torchtitan")
         self._size, self._infinite = local_batch_size, config.infinite
         self._done = 0
 
@@ -107,7 +107,7 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the steps given, as one JSON text: a checkpoint's parts have the same names at any step."""
-        return {_KEY: json.dumps(self.loader.state_at(self._done))}
+        return {_STATE_KEY: json.dumps(self.loader.state_at(self._done))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on there, on any number of ranks.
@@ -117,16 +117,18 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
         """
         if not state_dict:
             return
-        if _KEY not in state_dict:
+        if _STATE_KEY not in state_dict:
             raise StateError(
-                f"The checkpoint's data loader has {', '.join(map(str, state_dict))}, no {_KEY}: it is of another "
+                f"The checkpoint's data loader has {', '.join(map(str, state_dict))}, no {_STATE_KEY}: it is of "
+                f"another "
                 "loader."
             )
         try:
-            state = json.loads(state_dict[_KEY])
+            state = json.loads(state_dict[_STATE_KEY])
         except (TypeError, ValueError) as error:
             raise StateError(
-                f"The checkpoint's data loader has {shown(state_dict[_KEY])} as {_KEY}, which is no JSON ({error}): it "
+                f"The checkpoint's data loader has {quote_value(state_dict[_STATE_KEY])} as {_STATE_KEY}, which is "
+                f"no JSON ({error}): it "
                 "is damaged. Go on from another checkpoint."
             ) from error
         self.loader.load_state_dict(state)

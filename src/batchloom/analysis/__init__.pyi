@@ -6,8 +6,12 @@ from .explanation import (
 from .inspection import Inspection as Inspection, inspect as inspect
 from .path_check import check as check
 from .plan_forecast import (
-    Forecast as Forecast,
+    PlanForecast as PlanForecast,
     SourceForecast as SourceForecast,
-    forecast as forecast,
+    forecast_plan as forecast_plan,
 )
-from .serving_steps import Showing as Showing, when as when, when_and_why as when_and_why
+from .serving_steps import (
+    ServedSequence as ServedSequence,
+    find_serving_steps as find_serving_steps,
+    when as when,
+)

@@ -5,19 +5,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.analysis.plan_questions import dealt, have_tables_for, in_batches, plan_of, world_of
+from batchloom.analysis.plan_questions import (
+    assign_step_ranks,
+    ensure_tables_for,
+    get_plan,
+    resolve_world,
+    sort_by_rank,
+)
 from batchloom.batches import Loader
-from batchloom.core.addresses import shown as shown_address
+from batchloom.core.addresses import redact_url as shown_address
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.medium import Kind
-from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.core.medium import MediumKind
+from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import Plan
 from batchloom.plan.packing import Rows, reorder_rows, slice_rows
-from batchloom.store import Store, StoreMedia, beginning
-from batchloom.store.format import Origin, are_removed
-from batchloom.store.read import origins_of
+from batchloom.store import Store, StoreMedia, decode_beginning
+from batchloom.store.format import DocumentProvenance, mask_removed
+from batchloom.store.read import find_provenance
 
-_MOST_TEXT = 1 << 20
+_MAX_TEXT_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class ExplainedMedium:
         path: its path or URL as its record had it; empty where the record held its bytes.
     """
 
-    kind: Kind
+    kind: MediumKind
     start: int
     stop: int
     path: str
@@ -65,7 +71,7 @@ class ExplainedSpan:
     trained: int
     banned: bool
     removed: bool
-    origin: Origin | None
+    origin: DocumentProvenance | None
     text: str | None
     media: tuple[ExplainedMedium, ...]
 
@@ -124,28 +130,28 @@ def explain(
         SettingsError: numbers that are none.
         StoreError: a shard is missing or damaged.
     """
-    plan, (number, ranks) = plan_of(data), world_of(data, rank, world_size)
-    checked, limit = _checked_step(plan, step), _checked_text(text)
+    plan, (number, ranks) = get_plan(data), resolve_world(data, rank, world_size)
+    checked, limit = _validate_step(plan, step), _validate_text_limit(text)
     (start, stop), seq_len = plan.positions_of(checked), plan.spec_at(checked).seq_len
-    have_tables_for(plan, start)
+    ensure_tables_for(plan, start)
     if not plan.has_step(checked):
         raise PlanError(
             f"There is no step {checked:,}: the run has {plan.steps:,}, numbered from 0 to {plan.steps - 1:,}. A "
             "longer run has more: give epochs or steps."
         )
-    if number is not None and _replicated(plan):
+    if number is not None and _is_replicated(plan):
         # Every rank reads what rank 0 does.
         number = 0
-    of = dealt(data, checked, ranks)
+    of = assign_step_ranks(data, checked, ranks)
     places = np.empty(len(of), np.int64)
-    order = in_batches(data, checked, of)
+    order = sort_by_rank(data, checked, of)
     firsts = np.searchsorted(of[order], np.arange(ranks))
     places[order] = np.arange(len(of)) - firsts[of[order]]
     chosen = np.arange(stop - start) if number is None else order[of[order] == number]
     if row is not None:
-        chosen = _one_row(chosen, row)
-    rows = _rows(plan, start, chosen)
-    spans = _spans(plan, rows, limit)
+        chosen = _select_one_row(chosen, row)
+    rows = _build_rows(plan, start, chosen)
+    spans = _build_spans(plan, rows, limit)
     # Plain numbers a column at a time: one by one, taking them from arrays costs as much as the order.
     filled = np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers]
     ends = rows.pointers
@@ -165,36 +171,38 @@ def explain(
     )
 
 
-def _replicated(plan: Plan) -> bool:
+def _is_replicated(plan: Plan) -> bool:
     return all(
         isinstance(store, Store) and store.location.replicated for store in plan.stores.values()
     )
 
 
-def _checked_step(plan: Plan, asked: int) -> int:
-    step = whole(asked)
+def _validate_step(plan: Plan, asked: int) -> int:
+    step = as_int(asked)
     if step is None or not 0 <= step <= plan.spec.bounds["steps"][1]:
-        raise SettingsError([f"step: {shown(asked)} is no step; they are numbered from 0"])
+        raise SettingsError([f"step: {quote_value(asked)} is no step; they are numbered from 0"])
     return step
 
 
-def _checked_text(asked: int) -> int:
-    text = whole(asked)
-    if text is None or not 0 <= text <= _MOST_TEXT:
-        raise_problems([f"text: {shown(asked)} is no number of characters up to {_MOST_TEXT:,}"])
+def _validate_text_limit(asked: int) -> int:
+    text = as_int(asked)
+    if text is None or not 0 <= text <= _MAX_TEXT_TOKENS:
+        raise_problems(
+            [f"text: {quote_value(asked)} is no number of characters up to {_MAX_TEXT_TOKENS:,}"]
+        )
     return text or 0
 
 
-def _one_row(chosen: NDArray[np.int64], asked: int) -> NDArray[np.int64]:
-    row = whole(asked)
+def _select_one_row(chosen: NDArray[np.int64], asked: int) -> NDArray[np.int64]:
+    row = as_int(asked)
     if row is None or not 0 <= row < len(chosen):
         raise PlanError(
-            f"There is no row {shown(asked)}: there are {len(chosen):,}, numbered from 0."
+            f"There is no row {quote_value(asked)}: there are {len(chosen):,}, numbered from 0."
         )
     return chosen[row : row + 1]
 
 
-def _rows(plan: Plan, start: int, chosen: NDArray[np.int64]) -> Rows:
+def _build_rows(plan: Plan, start: int, chosen: NDArray[np.int64]) -> Rows:
     """The rows of some of a step; only the pools between the first and the last of them are entered."""
     if not len(chosen):
         return plan.rows(start, start)
@@ -211,10 +219,10 @@ def _rows(plan: Plan, start: int, chosen: NDArray[np.int64]) -> Rows:
     return reorder_rows(rows, chosen - low)
 
 
-def _spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
+def _build_spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
     count = len(rows.documents)
     banned = np.zeros(count, bool) if rows.banned is None else rows.banned
-    told = _Told(
+    told = _SpanDetails(
         [0] * count, [0] * count, [False] * count, [None] * count, [None] * count, [()] * count
     )
     for source in np.unique(rows.sources).tolist():
@@ -225,7 +233,7 @@ def _spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
         for place, *both in zip(at.tolist(), lengths.tolist(), trained.tolist(), strict=True):
             told.lengths[place], told.trained[place] = both
         if isinstance(store, Store):
-            _tell(store, rows, at, banned, text, told)
+            _fill_span_details(store, rows, at, banned, text, told)
     return [
         ExplainedSpan(plan.names[source], *span)
         for source, *span in zip(
@@ -247,33 +255,33 @@ def _spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _SpanDetails:
     """What is found out of each span."""
 
     lengths: list[int]
     trained: list[int]
     removed: list[bool]
-    origins: list[Origin | None]
+    origins: list[DocumentProvenance | None]
     texts: list[str | None]
     media: list[tuple[ExplainedMedium, ...]]
 
 
-def _tell(
+def _fill_span_details(
     store: Store,
     rows: Rows,
     at: NDArray[np.int64],
     banned: NDArray[np.bool_],
     text: int,
-    told: _Told,
+    told: _SpanDetails,
 ) -> None:
     """Find out what an open store says of the spans ``at``."""
     documents = rows.documents[at]
     gone = (
-        are_removed(store.contents.removed, documents)
+        mask_removed(store.contents.removed, documents)
         if store.contents.removed.size
         else np.zeros(len(at), bool)
     )
-    origins = origins_of(store, documents.tolist())
+    origins = find_provenance(store, documents.tolist())
     for place, origin, removed in zip(at.tolist(), origins, gone.tolist(), strict=True):
         told.origins[place], told.removed[place] = origin, removed
     if store.masked:
@@ -295,4 +303,4 @@ def _tell(
         sizes = np.minimum(rows.lengths[shown_at], 4 * text + np.array(seen, np.int64))
         views = store.read(rows.documents[shown_at], rows.starts[shown_at], sizes)
         for place, view in zip(shown_at.tolist(), views, strict=True):
-            told.texts[place] = beginning(store.tokenizer, view, 4 * text)[:text]
+            told.texts[place] = decode_beginning(store.tokenizer, view, 4 * text)[:text]

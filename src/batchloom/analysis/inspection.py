@@ -6,25 +6,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading import usual_overlong
+from batchloom.batches.loading import default_overlong
 from batchloom.core.errors import InputError
-from batchloom.core.medium import Kind
-from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.core.medium import MediumKind
+from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import Plan, PlanSpec
-from batchloom.plan.packing import LeftOut, Overlong
-from batchloom.store import Store, StoreMedia, beginning, open_store
-from batchloom.store.format import SIDE_NAMES, are_removed
-from batchloom.store.read import MediaCount, holds_media
+from batchloom.plan.packing import ExcludedDocuments, OverlongMode
+from batchloom.store import Store, StoreMedia, decode_beginning, open_store
+from batchloom.store.format import SIDE_NAMES, mask_removed
+from batchloom.store.read import MediaCount, has_media
 
-PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
+INSPECTED_PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4
-_LEAVE_OUT: tuple[Overlong, ...] = ("drop", "truncate")
+_DROPPING_POLICIES: tuple[OverlongMode, ...] = ("drop", "truncate")
 # Tokens of a document that are shown.
-_BEGINNING = 48
+_SNIPPET_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Efficiency:
+class PackingEfficiency:
     """How a packing fills sequences.
 
     Attributes:
@@ -77,15 +77,15 @@ class Inspection:
     mean: float
     longest: int
     histogram: tuple[tuple[int, int, int], ...]
-    efficiencies: tuple[Efficiency, ...]
+    efficiencies: tuple[PackingEfficiency, ...]
     seq_len: int
-    left_out: dict[Overlong, LeftOut]
-    overlong: Overlong
+    left_out: dict[OverlongMode, ExcludedDocuments]
+    overlong: OverlongMode
     first: tuple[str, ...]
     preferences: str = ""
     sides: dict[str, int] = field(default_factory=dict)
     processor: str = ""
-    media: dict[Kind, MediaCount] = field(default_factory=dict)
+    media: dict[MediumKind, MediaCount] = field(default_factory=dict)
     generation: int | None = None
     removed: int = 0
 
@@ -113,19 +113,19 @@ def inspect(
         InputError: no such subset, or nothing in it.
     """
     spec = PlanSpec(seq_len=seq_len, global_batch_size=1)
-    number = whole(first)
+    number = as_int(first)
     if number is None or number < 0:
-        raise_problems([f"first: {shown(first)} is no number of documents"])
+        raise_problems([f"first: {quote_value(first)} is no number of documents"])
     store = open_store(path, split, generation=generation)
     if not len(store):
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")
     lengths = store.lengths.slice(0, len(store))
-    spec = replace(spec, overlong=usual_overlong(store))
+    spec = replace(spec, overlong=default_overlong(store))
     # A packing that cuts what is never cut is none of it.
-    packings = [one for one in PACKINGS if one != "wrap" or not holds_media(store)]
+    packings = [one for one in INSPECTED_PACKINGS if one != "wrap" or not has_media(store)]
     texts = []
     if store.manifest:
-        texts = [_beginning(store, number) for number in range(min(first, len(store)))]
+        texts = [_decode_beginning(store, number) for number in range(min(first, len(store)))]
     return Inspection(
         path=str(path),
         split=store.split,
@@ -137,19 +137,19 @@ def inspect(
         median=float(np.median(lengths)),
         mean=float(lengths.mean()),
         longest=int(lengths.max()),
-        histogram=_histogram(lengths),
+        histogram=_compute_histogram(lengths),
         efficiencies=tuple(
-            _efficiency(store, replace(spec, packing=packing)) for packing in packings
+            _measure_efficiency(store, replace(spec, packing=packing)) for packing in packings
         ),
         seq_len=spec.seq_len,
         left_out={
             overlong: Plan(store, replace(spec, overlong=overlong)).left_out()
-            for overlong in _LEAVE_OUT
+            for overlong in _DROPPING_POLICIES
         },
         overlong=spec.overlong,
         first=tuple(texts),
         preferences=store.contents.preferences,
-        sides=_sides(store),
+        sides=_count_sides(store),
         processor=store.manifest.processor.name
         if store.manifest and store.manifest.processor
         else "",
@@ -159,20 +159,20 @@ def inspect(
     )
 
 
-def _sides(store: Store) -> dict[str, int]:
+def _count_sides(store: Store) -> dict[str, int]:
     counts = np.zeros(len(SIDE_NAMES), np.int64)
     for shard in range(len(store.shards) if store.contents.preferences else 0):
         counts += np.bincount(store.shards.sides(shard).sides, minlength=len(SIDE_NAMES))
     return {name: int(count) for name, count in zip(SIDE_NAMES, counts, strict=True) if count}
 
 
-def _beginning(store: Store, number: int) -> str:
-    if are_removed(store.contents.removed, np.array([number]))[0]:
+def _decode_beginning(store: Store, number: int) -> str:
+    if mask_removed(store.contents.removed, np.array([number]))[0]:
         return "(removed)"
-    return beginning(store.tokenizer, store[number].ids, _BEGINNING)
+    return decode_beginning(store.tokenizer, store[number].ids, _SNIPPET_TOKENS)
 
 
-def _histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int], ...]:
+def _compute_histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int], ...]:
     bounds = [0, *(1 << k for k in range(int(lengths.max()).bit_length() + 1))]
     counts, _ = np.histogram(lengths, bounds)
     rows = [(bounds[k], bounds[k + 1], int(count)) for k, count in enumerate(counts)]
@@ -180,7 +180,7 @@ def _histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int], ...]:
     return tuple(rows[filled[0] : filled[-1] + 1])
 
 
-def _efficiency(store: Store, spec: PlanSpec) -> Efficiency:
+def _measure_efficiency(store: Store, spec: PlanSpec) -> PackingEfficiency:
     plan = Plan(store, spec)
     chosen = range(min(plan.orders.pools.count, _SAMPLED_POOLS))
     sequences = documents = tokens = cut = 0
@@ -192,7 +192,7 @@ def _efficiency(store: Store, spec: PlanSpec) -> Efficiency:
         tokens += int(rows.lengths.sum())
         cut += int(np.unique(rows.documents[rows.starts > 0]).size)
     exact = len(chosen) == plan.orders.pools.count
-    return Efficiency(
+    return PackingEfficiency(
         packing=spec.packing,
         sequences=sequences if exact else round(sequences * len(store) / max(documents, 1)),
         fill=tokens / (sequences * spec.seq_len) if sequences else 0.0,

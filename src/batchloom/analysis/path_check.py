@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 
 from batchloom.analysis import raw_check as inputs
-from batchloom.batches.media import look_at_media
-from batchloom.core.addresses import is_url, local_path
+from batchloom.batches.media import check_store_media
+from batchloom.core.addresses import is_url, strip_file_scheme
 from batchloom.core.errors import SettingsError, StoreError
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 from batchloom.store import Store, open_store, read_manifest
-from batchloom.store.maintain import GoneOf, Verdict, write_gone
-from batchloom.store.read import read_far_manifest
+from batchloom.store.maintain import SubsetMissingMedia, VerificationResult, write_missing_media
+from batchloom.store.read import open_remote_manifest
 
-_SHOWN = 10
+_MAX_LISTED = 10
 # What is kept of a store elsewhere while its media are looked at.
-_CACHE = 1 << 30
+_MEDIA_CACHE_BYTES = 1 << 30
 
 
 def check(
@@ -29,7 +29,7 @@ def check(
     generation: int | None = None,
     media: bool = True,
     gone: str | os.PathLike[str] | None = None,
-) -> Verdict:
+) -> VerificationResult:
     """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
 
     A store, also behind a URL: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
@@ -56,33 +56,36 @@ def check(
     """
     if gone is not None and not media:
         raise SettingsError(["gone: which media are gone is not known without media=True"])
-    verdict = inputs.check(
+    verdict = inputs.check_raw_or_prepared(
         path, text_field=text_field, vocab_size=vocab_size, generation=generation
     )
     if "processor" in verdict.facts:
         if media:
-            _look(verdict, local_path(os.fspath(path)), generation, gone)
+            _check_media(verdict, strip_file_scheme(os.fspath(path)), generation, gone)
     elif gone is not None:
         raise SettingsError([f"gone: {verdict.path} is no store that was made with a processor"])
     return verdict
 
 
-def _look(
-    verdict: Verdict, place: str, generation: int | None, gone: str | os.PathLike[str] | None
+def _check_media(
+    verdict: VerificationResult,
+    place: str,
+    generation: int | None,
+    gone: str | os.PathLike[str] | None,
 ) -> None:
     """Read the media of a store, and add what is found of them to its verdict."""
-    found: dict[str, GoneOf] = {}
+    found: dict[str, SubsetMissingMedia] = {}
     said: list[str] = []
     documents = media = 0
     try:
-        with _subsets(place, generation) as stores:
+        with _iter_subsets(place, generation) as stores:
             for store in stores:
                 lost: dict[int, str] = {}
-                for looked in look_at_media(store):
+                for looked in check_store_media(store):
                     documents, media = documents + looked.documents, media + looked.media
                     lost |= looked.lost
-                found[store.split] = GoneOf(store.fingerprint, tuple(sorted(lost)))
-                said += [lost[number] for number in sorted(lost)[: _SHOWN - len(said)]]
+                found[store.split] = SubsetMissingMedia(store.fingerprint, tuple(sorted(lost)))
+                said += [lost[number] for number in sorted(lost)[: _MAX_LISTED - len(said)]]
     except StoreError as error:
         # Where that is what was found before, once is enough.
         if str(error) not in verdict.faults:
@@ -90,32 +93,34 @@ def _look(
         return
     count = sum(len(one.documents) for one in found.values())
     verdict.facts["media"] = (
-        f"{media:,} in {counted(documents, 'document')}, {count:,} of which hold some that cannot be read"
+        f"{media:,} in {format_count(documents, 'document')}, {count:,} of which hold some that cannot be read"
     )
     if count:
         if not verdict.faults:
             verdict.used = (
                 f"batchloom.Loader, with media=MediaOptions(replace=FILE), gives padding for "
-                f"{counted(count, 'document')} of it, which --gone FILE lists"
+                f"{format_count(count, 'document')} of it, which --gone FILE lists"
             )
         verdict.faults += said
         if count > len(said):
-            more = counted(count - len(said), "more document")
+            more = format_count(count - len(said), "more document")
             verdict.faults.append(f"{verdict.path}: and {more} with media that cannot be read.")
     if gone is not None:
-        write_gone(Path(gone), verdict.path, found)
+        write_missing_media(Path(gone), verdict.path, found)
 
 
 @contextmanager
-def _subsets(place: str, generation: int | None) -> Iterator[Iterator[Store]]:
+def _iter_subsets(place: str, generation: int | None) -> Iterator[Iterator[Store]]:
     """The subsets of a store that hold documents; what comes of one elsewhere is kept as long as it is looked at."""
     if not is_url(place):
         manifest = read_manifest(Path(place), generation)
         names = [name for name, subset in manifest.subsets.items() if subset.documents]
         yield (open_store(place, name, generation=generation) for name in names)
         return
-    manifest = read_far_manifest(place, generation)
+    manifest = open_remote_manifest(place, generation)
     names = [name for name, subset in manifest.subsets.items() if subset.documents]
     with tempfile.TemporaryDirectory(prefix="batchloom-check-") as cache:
-        opened = partial(open_store, place, generation=generation, cache=cache, cache_limit=_CACHE)
+        opened = partial(
+            open_store, place, generation=generation, cache=cache, cache_limit=_MEDIA_CACHE_BYTES
+        )
         yield (opened(split=name) for name in names)

@@ -7,20 +7,25 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.analysis.plan_questions import Measure, Mixing, measure_pools, mixing
+from batchloom.analysis.plan_questions import (
+    MixingMeasure,
+    SourceEpochStatistics,
+    measure_mixing,
+    measure_pools,
+)
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Mixture, Plan, check_world
-from batchloom.plan.mixture import is_positive
-from batchloom.plan.order import AssumedStore, Cut, SourceOrder, SourceOrders, quotas
+from batchloom.plan.mixture import is_positive_weight
+from batchloom.plan.order import AssumedStore, SourceCut, SourceOrder, SourceOrders, compute_quotas
 from batchloom.store import Store
 
 Ints = NDArray[np.int64]
 
 # Pools packed in all: a few milliseconds each.
-_PACKED = 64
+_SAMPLED_POOLS = 64
 # Ids of a vocabulary that nobody knows take four bytes.
-_UNKNOWN_BYTES = 4
+_DEFAULT_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +69,11 @@ class SourceForecast:
     through: int | None
     exhausted: int | None
     bytes: int
-    mixing: Mixing | None
+    mixing: MixingMeasure | None
 
 
 @dataclass(frozen=True, slots=True)
-class HeldShares:
+class EffectiveShares:
     """The shares of the sequences that sources of a mixture have, from a step on.
 
     Attributes:
@@ -81,7 +86,7 @@ class HeldShares:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class PlanForecast:
     """What a plan comes to.
 
     Attributes:
@@ -126,12 +131,12 @@ class Forecast:
     world_size: int
     hours: float | None
     sources: tuple[SourceForecast, ...]
-    shares: tuple[HeldShares, ...]
+    shares: tuple[EffectiveShares, ...]
 
 
-def forecast(
+def forecast_plan(
     plan: Plan, *, tokens_per_second: float | None = None, world_size: int = 1
-) -> Forecast:
+) -> PlanForecast:
     """Look ahead at a whole run. Pools that are not counted yet are sampled where there are many.
 
     Args:
@@ -143,24 +148,26 @@ def forecast(
         SettingsError: numbers that are none.
         PlanError: a source that gives no sequence; or a world size that does not divide a step.
     """
-    if tokens_per_second is not None and not is_positive(tokens_per_second):
+    if tokens_per_second is not None and not is_positive_weight(tokens_per_second):
         raise SettingsError(
-            [f"tokens_per_second: {shown(tokens_per_second)} is not a number above 0"]
+            [f"tokens_per_second: {quote_value(tokens_per_second)} is not a number above 0"]
         )
-    if (whole(world_size) or 0) < 1:
-        raise SettingsError([f"world_size: {shown(world_size)} is no whole number of at least 1"])
+    if (as_int(world_size) or 0) < 1:
+        raise SettingsError(
+            [f"world_size: {quote_value(world_size)} is no whole number of at least 1"]
+        )
     for stretch in plan.orders.course.stretches:
         check_world(stretch.size, 0, world_size)
     own = copy.copy(plan)
-    counted = not own.orders.course.cuts and own.orders.counted
-    measures = _measured(own.orders)
-    run = _Run(own, measures)
-    sources = tuple(_source(run, number) for number in own.orders.weighed)
+    counted = not own.orders.course.cuts and own.orders.is_counted
+    measures = _measure_sources(own.orders)
+    run = _RunSchedule(own, measures)
+    sources = tuple(_forecast_source(run, number) for number in own.orders.weighted_sources)
     places = run.places()
     tokens = sum(source.tokens_served for source in sources)
     size = sum(source.bytes for source in sources)
-    least = run.least_places()
-    return Forecast(
+    least = run.count_min_positions()
+    return PlanForecast(
         fingerprint=plan.fingerprint,
         exact=counted or all(m.exact for m in measures.values()),
         exact_tokens=run.exact_tokens,
@@ -174,17 +181,17 @@ def forecast(
         tokens=tokens,
         padding=1 - tokens / places if places else 0.0,
         least_padding=max(1 - tokens / least, 0.0) if least else 0.0,
-        cut_padding=_cut_padding(own) if own.spec.group_by_length else None,
+        cut_padding=_estimate_cut_padding(own) if own.spec.group_by_length else None,
         bytes=size,
         rank_bytes=-(-size // world_size),
         world_size=world_size,
         hours=places / tokens_per_second / 3600 if tokens_per_second else None,
         sources=sources,
-        shares=_held_shares(run) if isinstance(own.orders.data, Mixture) else (),
+        shares=_list_effective_shares(run) if isinstance(own.orders.data, Mixture) else (),
     )
 
 
-def _cut_padding(plan: Plan) -> float:
+def _estimate_cut_padding(plan: Plan) -> float:
     """Padding of the first window where each step is cut to its longest row."""
     lengths = plan.rows(*plan.orders.window(0)).lengths
     size = plan.spec.global_batch_size
@@ -192,49 +199,53 @@ def _cut_padding(plan: Plan) -> float:
     return 1 - int(lengths.sum()) / (int(longest.sum()) * size)
 
 
-def _measured(orders: SourceOrders) -> dict[tuple[int, int], Measure]:
+def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochStatistics]:
     """A measure of every source, in every packing an edit makes of it; those before are what it follows from."""
     eras = len(orders.course.cuts) + 1
-    pools = sum(orders.order(number).pools.count for number in orders.weighed) * eras
-    most = max(_PACKED // (len(orders.weighed) * eras), 2)
-    found: dict[tuple[int, int], Measure] = {}
-    for era, numbers in enumerate(orders.weighed_by_era):
+    pools = sum(orders.order(number).pools.count for number in orders.weighted_sources) * eras
+    most = max(_SAMPLED_POOLS // (len(orders.weighted_sources) * eras), 2)
+    found: dict[tuple[int, int], SourceEpochStatistics] = {}
+    for era, numbers in enumerate(orders.weighted_sources_by_era):
         estimated = {number for (_, number), one in found.items() if not one.exact}
         for number in estimated:
-            served = orders.served_in(number, era - 1)
+            served = orders.count_served(number, era - 1)
             # Who served nothing stands where it stood, and nothing is counted of it.
             if served.any():
-                orders.cuts[era, number] = _cut_between_pools(orders.order(number, era - 1), served)
+                orders.cuts[era, number] = _estimate_pool_cut(orders.order(number, era - 1), served)
         for number in numbers:
             order = orders.order(number, era)
-            found[era, number] = measure_pools(order, pools if pools <= _PACKED else most)
+            found[era, number] = measure_pools(order, pools if pools <= _SAMPLED_POOLS else most)
     return found
 
 
-def _cut_between_pools(order: SourceOrder, served: Ints) -> Cut:
+def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
     """Where a source stands about, if only whole pools are left of its epoch: as many as it has left sequences.
 
     Rows of pools that were only estimated cannot be told.
     """
     index, lane = divmod(int(served.sum()), order.lanes)
-    epoch = order.epoch_of(lane, index)
+    epoch = order.find_epoch(lane, index)
     left = int(order.quotas(epoch + 1).sum() - served.sum())
     own = [len(pools) for pools in order.epoch(epoch).orders]
     whole = round(left / order.sequences * order.pools.count)
-    slots = [size - int(mine) for size, mine in zip(own, quotas(whole, order.lanes), strict=True)]
+    slots = [
+        size - int(mine) for size, mine in zip(own, compute_quotas(whole, order.lanes), strict=True)
+    ]
     return tuple((epoch, max(slot, 0), 0) for slot in slots)
 
 
-def _first_era(orders: SourceOrders, number: int) -> int:
+def _find_first_packing(orders: SourceOrders, number: int) -> int:
     """The first packing that a source has a weight in."""
-    return next(era for era, numbers in enumerate(orders.weighed_by_era) if number in numbers)
+    return next(
+        era for era, numbers in enumerate(orders.weighted_sources_by_era) if number in numbers
+    )
 
 
 @final
-class _Run:
+class _RunSchedule:
     """The stretches of a run under one schedule, and what each source serves in them."""
 
-    def __init__(self, plan: Plan, measures: dict[tuple[int, int], Measure]) -> None:
+    def __init__(self, plan: Plan, measures: dict[tuple[int, int], SourceEpochStatistics]) -> None:
         self.plan, self.orders, self.measures = plan, plan.orders, measures
         orders = self.orders
         steps = plan.steps
@@ -263,7 +274,7 @@ class _Run:
             until = stretches[place + 1].step if place + 1 < len(stretches) else steps
             held += max(min(until, steps) - at.step, 0) * at.size
         self.skipped = last - held
-        self.tokens = {number: self._tokens(number) for number in orders.weighed}
+        self.tokens = {number: self._tokens(number) for number in orders.weighted_sources}
 
     def places(self) -> int:
         """Tokens that the sequences of all steps have room for."""
@@ -274,15 +285,15 @@ class _Run:
             found += max(min(until, steps) - at.step, 0) * at.size * at.seq_len
         return found
 
-    def least_places(self) -> float:
+    def count_min_positions(self) -> float:
         """Places of the run that no packing of the documents that are served could do without."""
         served = least = 0.0
-        for number in self.orders.weighed:
+        for number in self.orders.weighted_sources:
             for era, count in self.sequences(number).items():
                 order, measure = self.orders.order(number, era), self.measures[era, number]
                 served += count * order.spec.seq_len
                 least += count * order.spec.seq_len * measure.least / order.sequences
-        empty = self.empty * self.orders.course.stretch_at(self.end).seq_len
+        empty = self.empty * self.orders.course.range_at(self.end).seq_len
         return (self.places() - empty) * least / served if served else 0.0
 
     def part(self, number: int) -> float:
@@ -311,7 +322,7 @@ class _Run:
         for era, count in self.sequences(number).items():
             order, measure = self.orders.order(number, era), self.measures[era, number]
             if self.exact_tokens and measure.pool_tokens is not None:
-                found += _tokens_of(order, measure.pool_tokens, count)
+                found += _count_served_tokens(order, measure.pool_tokens, count)
             else:
                 found += count * measure.tokens / order.sequences
         # What edits leave out is of all sources alike.
@@ -332,7 +343,7 @@ class _Run:
         return None
 
 
-def _tokens_of(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
+def _count_served_tokens(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
     """Tokens of the first sequences of a source that was counted."""
     epochs, left = divmod(count, order.sequences)
     taken = order.pools.order(epochs)
@@ -346,8 +357,8 @@ def _tokens_of(order: SourceOrder, pool_tokens: np.ndarray, count: int) -> int:
     return found
 
 
-def _source(run: _Run, number: int) -> SourceForecast:
-    plan, orders, first = run.plan, run.orders, _first_era(run.orders, number)
+def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
+    plan, orders, first = run.plan, run.orders, _find_first_packing(run.orders, number)
     name, order, measure = (
         plan.names[number],
         orders.order(number, first),
@@ -357,9 +368,9 @@ def _source(run: _Run, number: int) -> SourceForecast:
     served, tokens = sum(run.sequences(number).values()), run.tokens[number]
     everything = sum(run.tokens.values())
     part = run.part(number)
-    weight, effective = _shares(run, number)
+    weight, effective = _compute_initial_shares(run, number)
     gone = orders.timeline.exhausted.get(number)
-    size = store.dtype.itemsize if isinstance(store, Store) else _UNKNOWN_BYTES
+    size = store.dtype.itemsize if isinstance(store, Store) else _DEFAULT_TOKEN_BYTES
     return SourceForecast(
         name=name,
         assumed=isinstance(store, AssumedStore),
@@ -379,16 +390,16 @@ def _source(run: _Run, number: int) -> SourceForecast:
         through=run.through(number),
         exhausted=None if gone is None or gone >= run.end else orders.course.steps_until(gone),
         bytes=tokens * size,
-        mixing=mixing(order, plan.spec.global_batch_size * part, part) if part else None,
+        mixing=measure_mixing(order, plan.spec.global_batch_size * part, part) if part else None,
     )
 
 
-def _held_shares(run: _Run) -> tuple[HeldShares, ...]:
+def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
     """The shares of a mixture's sources, and where they change."""
     plan, orders = run.plan, run.orders
     segments = [one for one in orders.timeline.segments() if one.position < run.end]
     return tuple(
-        HeldShares(
+        EffectiveShares(
             orders.course.steps_until(segment.position),
             {
                 plan.names[number]: count / segment.schedule.period
@@ -401,7 +412,7 @@ def _held_shares(run: _Run) -> tuple[HeldShares, ...]:
     )
 
 
-def _shares(run: _Run, number: int) -> tuple[float | None, float | None]:
+def _compute_initial_shares(run: _RunSchedule, number: int) -> tuple[float | None, float | None]:
     """Weight and effective share of a source at the beginning, in the unit of the mixture."""
     plan, orders = run.plan, run.orders
     if not isinstance(orders.data, Mixture):

@@ -1,10 +1,16 @@
-"""``check``: is a path sound? A store, a bare Megatron prefix, or raw input."""
+"""``check_raw_or_prepared``: is a path sound? A store, a bare Megatron prefix, or raw input."""
 
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from batchloom.core.addresses import is_far, is_url, label_of, local_path, shown
+from batchloom.core.addresses import (
+    format_input_label,
+    is_url,
+    is_url_or_stdin,
+    redact_url,
+    strip_file_scheme,
+)
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import (
     BatchloomError,
@@ -16,42 +22,48 @@ from batchloom.core.errors import (
     StoreError,
     StoreMissingError,
 )
-from batchloom.core.files import because
-from batchloom.core.synthetic_data import parse_synthetic
-from batchloom.core.wording import counted
+from batchloom.core.files import describe_os_error
+from batchloom.core.synthetic_data import parse_synthetic_spec
+from batchloom.core.wording import format_count
 from batchloom.preparation import ReadRecipe, Recipe
-from batchloom.preparation.dedup import Duplicates
-from batchloom.preparation.documents import Readings, document_keys, texts_in, tidy, walk
-from batchloom.preparation.request import list_inputs, read_inputs
+from batchloom.preparation.dedup import DuplicateCounter
+from batchloom.preparation.documents import (
+    RecordParsers,
+    compute_document_keys,
+    iter_parsed_records,
+    iter_texts,
+    normalize_records,
+)
+from batchloom.preparation.request import list_inputs, resolve_inputs
 from batchloom.preparation.units import plan_units
-from batchloom.remote import is_web
+from batchloom.remote import is_web_url
 from batchloom.sources import (
-    Limits,
-    Listing,
-    Part,
+    ReadLimits,
     ReadRules,
     RecordBounds,
-    error_of,
-    not_found,
-    read_ahead,
+    SourceListing,
+    SourcePart,
+    describe_missing_input,
+    make_bad_record_error,
+    prefetch_sources,
 )
 from batchloom.sources.files import Spool, find_hub_name
 from batchloom.store import MANIFEST_NAME, verify_prefix, verify_store
-from batchloom.store.format import half_a_store
-from batchloom.store.maintain import Verdict, verify_far, verify_synthetic
-from batchloom.store.read import read_far_manifest
+from batchloom.store.format import describe_partial_store
+from batchloom.store.maintain import VerificationResult, verify_remote_store, verify_synthetic
+from batchloom.store.read import open_remote_manifest
 
-_SHOWN = 10
-_SAMPLE = 200
+_MAX_LISTED = 10
+_SAMPLE_RECORDS = 200
 
 
-def check(
+def check_raw_or_prepared(
     path: str | os.PathLike[str],
     *,
     text_field: str | None = None,
     vocab_size: int | None = None,
     generation: int | None = None,
-) -> Verdict:
+) -> VerificationResult:
     """Verify a store, a bare Megatron prefix, or raw input of any kind, and say whether it is real data.
 
     A store, also behind a URL: checksums, counts, ids within the vocabulary, the tokenizer's fingerprint, a decoded
@@ -71,28 +83,28 @@ def check(
         SettingsError: settings of synthetic data, or of a manifest, that are none; a generation of what has none.
         GenerationError: the store has no such generation.
     """
-    given = local_path(os.fspath(path))
+    given = strip_file_scheme(os.fspath(path))
     place = Path(given)
     if is_url(given):
-        return _check_far(given, text_field, generation)
-    if is_far(given) and generation is None:
+        return _check_remote(given, text_field, generation)
+    if is_url_or_stdin(given) and generation is None:
         return _check_raw(given, text_field)
     try:
         verdict = _check_prepared(given, vocab_size, generation)
     except BatchloomError:
         raise
     except OSError as error:
-        raise InputError(f"{place} cannot be read: {because(error)}.") from error
+        raise InputError(f"{place} cannot be read: {describe_os_error(error)}.") from error
     return verdict or _check_raw(given, text_field)
 
 
-def _check_far(url: str, text_field: str | None, generation: int | None) -> Verdict:
+def _check_remote(url: str, text_field: str | None, generation: int | None) -> VerificationResult:
     """The verdict on what lies at a URL: a store where there is a manifest, else raw input."""
     is_store, strange = generation is not None, None
     # What has an ending is a file; its server may answer anything to what lies below it.
-    if not is_store and not Path(shown(url)).suffix:
+    if not is_store and not Path(redact_url(url)).suffix:
         try:
-            read_far_manifest(url)
+            open_remote_manifest(url)
             is_store = True
         except StoreMissingError:
             pass
@@ -102,9 +114,9 @@ def _check_far(url: str, text_field: str | None, generation: int | None) -> Verd
             raise  # A manifest is there, and so the store that was meant.
         except InputError as error:
             # What cannot be reached is told by who looks for records, but for what a server answered instead.
-            strange = error if is_web(url) and isinstance(error, DownloadError) else None
+            strange = error if is_web_url(url) and isinstance(error, DownloadError) else None
     if is_store:
-        return verify_far(url, generation=generation)
+        return verify_remote_store(url, generation=generation)
     try:
         verdict = _check_raw(url, text_field)
     except InputMissingError:
@@ -116,7 +128,9 @@ def _check_far(url: str, text_field: str | None, generation: int | None) -> Verd
     return verdict
 
 
-def _check_prepared(given: str, vocab_size: int | None, generation: int | None) -> Verdict | None:
+def _check_prepared(
+    given: str, vocab_size: int | None, generation: int | None
+) -> VerificationResult | None:
     """The verdict on a store or a prefix; None where there is something else."""
     place = Path(given)
     if (place / MANIFEST_NAME).exists():
@@ -129,16 +143,16 @@ def _check_prepared(given: str, vocab_size: int | None, generation: int | None) 
     if stem == place and find_hub_name(given):
         return None
     if not place.exists():
-        if not os.path.lexists(place) and parse_synthetic(str(place)):
+        if not os.path.lexists(place) and parse_synthetic_spec(str(place)):
             return verify_synthetic(str(place))
-        raise InputMissingError(not_found(given))
-    if half := half_a_store(place):
+        raise InputMissingError(describe_missing_input(given))
+    if half := describe_partial_store(place):
         raise InputError(half)
     return None
 
 
-def _check_raw(given: str, text_field: str | None) -> Verdict:
-    found = read_inputs(given, ReadRecipe(text_field=text_field), None)
+def _check_raw(given: str, text_field: str | None) -> VerificationResult:
+    found = resolve_inputs(given, ReadRecipe(text_field=text_field), None)
     recipe = Recipe(
         inputs=found.inputs,
         sources=found.sources,
@@ -148,39 +162,41 @@ def _check_raw(given: str, text_field: str | None) -> Verdict:
     with Spool() as spool:
         listing = list_inputs(recipe, spool)
         listing = replace(listing, notes=(*found.notes, *listing.notes))
-        path = label_of(given) if is_far(given) else given
-        return _check_listed(listing, path, Readings(recipe, Limits()))
+        path = format_input_label(given) if is_url_or_stdin(given) else given
+        return _check_listing(listing, path, RecordParsers(recipe, ReadLimits()))
 
 
-def _check_listed(listing: Listing, path: str, readings: Readings) -> Verdict:
-    with Duplicates() as duplicates:
+def _check_listing(
+    listing: SourceListing, path: str, readings: RecordParsers
+) -> VerificationResult:
+    with DuplicateCounter() as duplicates:
         verdict = _check_documents(listing, path, readings, duplicates)
         again = duplicates.repeated()
     if again:
         verdict.facts["duplicates"] = (
-            f"{counted(again, 'document')} stood there before: prepare leaves such out (--no-dedup keeps them)"
+            f"{format_count(again, 'document')} stood there before: prepare leaves such out (--no-dedup keeps them)"
         )
     return verdict
 
 
 def _check_documents(
-    listing: Listing, path: str, readings: Readings, duplicates: Duplicates
-) -> Verdict:
-    verdict = Verdict(path, "file")
+    listing: SourceListing, path: str, readings: RecordParsers, duplicates: DuplicateCounter
+) -> VerificationResult:
+    verdict = VerificationResult(path, "file")
     for number, note in enumerate(listing.notes, 1):
         verdict.facts["note" if number == 1 else f"note {number}"] = note
     rules = readings.rules
     parts = (
         (part, None)
         for unit in plan_units(listing.sources, rules)
-        for part in read_ahead(unit.parts, lambda one: one.source)
+        for part in prefetch_sources(unit.parts, lambda one: one.source)
     )
     records = documents = empty = bad = 0
 
-    def refused(_: Part, error: InputError) -> None:
+    def refused(_: SourcePart, error: InputError) -> None:
         verdict.faults.append(str(error))
 
-    for stretch in walk(parts, readings, RecordBounds(rules), refused):
+    for stretch in iter_parsed_records(parts, readings, RecordBounds(rules), refused):
         found = stretch.found
         if stretch.reading.detected:
             verdict.facts[f"detected in {stretch.part.source.name}"] = stretch.reading.detected
@@ -188,22 +204,22 @@ def _check_documents(
         documents += len(found.values)
         records += found.seen
         bad += len(found.bad)
-        _note(verdict, stretch.part, rules, found.bad, stretch.before or 0)
+        _record_bad_records(verdict, stretch.part, rules, found.bad, stretch.before or 0)
         if not verdict.sample and found.values:
-            verdict.sample = "\n".join(texts_in(found.values[0]))[:_SAMPLE]
-        tidy(found, stretch.reading.way, normalized=True)
+            verdict.sample = "\n".join(iter_texts(found.values[0]))[:_SAMPLE_RECORDS]
+        normalize_records(found, stretch.reading.way, normalized=True)
         if found.values:
-            duplicates.add(document_keys(found.values))
+            duplicates.add(compute_document_keys(found.values))
     verdict.facts["files"] = len(listing.sources)
     verdict.facts["records"] = (
         f"{records:,} ({documents - empty:,} documents, {empty:,} empty, {bad:,} bad)"
     )
-    if bad > _SHOWN:
-        verdict.faults.append(f"{path}: and {bad - _SHOWN:,} more bad records.")
+    if bad > _MAX_LISTED:
+        verdict.faults.append(f"{path}: and {bad - _MAX_LISTED:,} more bad records.")
     if not documents - empty:
         verdict.faults.append(f"{path}: holds no document.")
     verdict.used = (
-        f"batchloom prepare {path} --out STORE reads {counted(documents - empty, 'document')} of it"
+        f"batchloom prepare {path} --out STORE reads {format_count(documents - empty, 'document')} of it"
         if documents - empty
         else "nothing"
     )
@@ -214,8 +230,12 @@ def _is_empty(document: object) -> bool:
     return isinstance(document, str) and not document.strip()
 
 
-def _note(
-    verdict: Verdict, part: Part, rules: ReadRules, bad: list[BadRecord], before: int
+def _record_bad_records(
+    verdict: VerificationResult,
+    part: SourcePart,
+    rules: ReadRules,
+    bad: list[BadRecord],
+    before: int,
 ) -> None:
-    for record in bad[: max(0, _SHOWN - len(verdict.faults))]:
-        verdict.faults.append(str(error_of(part.source, rules, before, record)))
+    for record in bad[: max(0, _MAX_LISTED - len(verdict.faults))]:
+        verdict.faults.append(str(make_bad_record_error(part.source, rules, before, record)))

@@ -3,20 +3,26 @@
 import json
 from dataclasses import dataclass
 
-from batchloom.analysis.plan_questions import dealt, have_tables, plan_of, why_unserved, world_of
+from batchloom.analysis.plan_questions import (
+    assign_step_ranks,
+    ensure_tables,
+    explain_unserved,
+    get_plan,
+    resolve_world,
+)
 from batchloom.batches import Loader
 from batchloom.core.errors import InputError
-from batchloom.core.settings import nearest, raise_problems, shown, whole
-from batchloom.plan import Plan, seen
-from batchloom.store import Store, documents_of, open_store
-from batchloom.store.format import QUARANTINE_NAME, SUBSETS, of_generation
-from batchloom.store.read import source_named
+from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
+from batchloom.plan import Plan, find_document_positions
+from batchloom.store import Store, find_documents, open_store
+from batchloom.store.format import QUARANTINE_NAME, SUBSETS, format_generation_file_name
+from batchloom.store.read import find_source_names
 
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Showing:
+class ServedSequence:
     """A sequence of a run that holds a document, or a piece of it.
 
     Attributes:
@@ -41,7 +47,7 @@ class Showing:
 
 
 @dataclass(frozen=True, slots=True)
-class Unserved:
+class UnservedDocument:
     """A document that was asked for, and is in none of the steps.
 
     Attributes:
@@ -64,7 +70,7 @@ def when(
     file: str | None = None,
     last_step: int | None = None,
     world_size: int | None = None,
-) -> tuple[Showing, ...]:
+) -> tuple[ServedSequence, ...]:
     """Tell at which steps, and in which of their rows, a document is served.
 
     The way back of :func:`explain`. It needs the number of sequences of every pool: where no table
@@ -88,7 +94,7 @@ def when(
         SettingsError: neither a document nor a record is named, or both.
         PlanError: a world size that does not divide the step.
     """
-    return when_and_why(
+    return find_serving_steps(
         data,
         document=document,
         source=source,
@@ -99,7 +105,7 @@ def when(
     )[0]
 
 
-def when_and_why(
+def find_serving_steps(
     data: Plan | Loader,
     *,
     document: int | None,
@@ -108,32 +114,34 @@ def when_and_why(
     file: str | None,
     last_step: int | None,
     world_size: int | None,
-) -> tuple[tuple[Showing, ...], tuple[Unserved, ...]]:
+) -> tuple[tuple[ServedSequence, ...], tuple[UnservedDocument, ...]]:
     """What :func:`when` tells, and of each document that is in no step why."""
-    plan, (_, ranks) = plan_of(data), world_of(data, None, world_size)
-    asked = _asked(document, record, last_step)
-    number, documents = _documents(plan, asked, source, file)
-    have_tables(plan)
+    plan, (_, ranks) = get_plan(data), resolve_world(data, None, world_size)
+    asked = _validate_request(document, record, last_step)
+    number, documents = _select_documents(plan, asked, source, file)
+    ensure_tables(plan)
     last = plan.steps - 1 if asked["last_step"] is None else min(asked["last_step"], plan.steps - 1)
     name, found, unserved = plan.names[number], [], []
     for one in documents:
         bans = [p for p, n, numbers in plan.orders.course.bans if n == name and one in numbers]
-        places = seen(plan, number, one, last) if last >= 0 else []
+        places = find_document_positions(plan, number, one, last) if last >= 0 else []
         if not places:
-            unserved.append(Unserved(name, one, why_unserved(plan, number, one, last)))
+            unserved.append(UnservedDocument(name, one, explain_unserved(plan, number, one, last)))
         for at in places:
-            rank = int(dealt(data, at.step, ranks)[at.row]) if ranks > 1 else 0
+            rank = int(assign_step_ranks(data, at.step, ranks)[at.row]) if ranks > 1 else 0
             gone = any(at.position >= position for position in bans)
-            found.append(Showing(name, one, at.step, at.row, rank, at.position, at.epoch, gone))
+            found.append(
+                ServedSequence(name, one, at.step, at.row, rank, at.position, at.epoch, gone)
+            )
     found.sort(key=lambda showing: (showing.position, showing.document))
     return tuple(found), tuple(unserved)
 
 
-def _asked(document: object, record: object, last_step: object) -> dict[str, int | None]:
+def _validate_request(document: object, record: object, last_step: object) -> dict[str, int | None]:
     given = {"document": document, "record": record, "last_step": last_step}
-    numbers = {name: whole(value) for name, value in given.items()}
+    numbers = {name: as_int(value) for name, value in given.items()}
     problems = [
-        f"{name}: {shown(value)} is no whole number from 0 on"
+        f"{name}: {quote_value(value)} is no whole number from 0 on"
         for name, value in given.items()
         if value is not None and (numbers[name] is None or int(numbers[name] or 0) < 0)
     ]
@@ -143,18 +151,18 @@ def _asked(document: object, record: object, last_step: object) -> dict[str, int
     return numbers
 
 
-def _documents(
+def _select_documents(
     plan: Plan, asked: dict[str, int | None], source: str | None, file: str | None
 ) -> tuple[int, list[int]]:
     """The number of the source in the plan, and the documents that are asked for."""
-    names = [plan.names[n] for n in plan.orders.weighed]
+    names = [plan.names[n] for n in plan.orders.weighted_sources]
     document, record = asked["document"], asked["record"]
     if document is not None:
         name = source if source in plan.names else None
         if name is None and (source is not None or len(plan.names) > 1):
             raise InputError(
-                f"source: {shown(source)} is none of {', '.join(plan.names)}"
-                f"{nearest(str(source), plan.names)}. A document's number is of one source of the plan; name it."
+                f"source: {quote_value(source)} is none of {', '.join(plan.names)}"
+                f"{suggest(str(source), plan.names)}. A document's number is of one source of the plan; name it."
             )
         name = name or plan.names[0]
         size = plan.stores[name].lengths.size
@@ -162,18 +170,18 @@ def _documents(
             raise InputError(
                 f"There is no document {document:,} in {name}: there are {size:,}, numbered from 0."
             )
-        return _weighed(plan, name, names), [document]
-    name, input_name = _input(plan, source, file)
+        return _find_source_number(plan, name, names), [document]
+    name, input_name = _resolve_input(plan, source, file)
     store = plan.stores[name]
     if not isinstance(store, Store) or record is None:
         raise InputError(f"Source {name!r} has only lengths; ask by the number of a document.")
-    found = documents_of(store, input_name, record)
+    found = find_documents(store, input_name, record)
     if not found:
-        raise InputError(_left_out(store, input_name, record))
-    return _weighed(plan, name, names), found
+        raise InputError(_explain_left_out(store, input_name, record))
+    return _find_source_number(plan, name, names), found
 
 
-def _weighed(plan: Plan, name: str, names: list[str]) -> int:
+def _find_source_number(plan: Plan, name: str, names: list[str]) -> int:
     if name not in names:
         raise InputError(
             f"Source {name!r} has no weight anywhere in the run: none of its documents is served. Sources with one: "
@@ -182,7 +190,7 @@ def _weighed(plan: Plan, name: str, names: list[str]) -> int:
     return plan.names.index(name)
 
 
-def _input(plan: Plan, source: str | None, file: str | None) -> tuple[str, str]:
+def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[str, str]:
     """Which source of the plan and which input file of its store are meant."""
     stores = {name: store for name, store in plan.stores.items() if isinstance(store, Store)}
     if source in plan.names:
@@ -193,50 +201,51 @@ def _input(plan: Plan, source: str | None, file: str | None) -> tuple[str, str]:
     found = [
         (name, one)
         for name, store in chosen.items()
-        for one in (source_named(store, wanted) if wanted else _all_inputs(store))
+        for one in (find_source_names(store, wanted) if wanted else _list_inputs(store))
     ]
     if len(found) == 1:
         return found[0]
-    known = [one for store in chosen.values() for one in _all_inputs(store)]
+    known = [one for store in chosen.values() for one in _list_inputs(store)]
     if not known:
         raise InputError(
             "record: a bare prefix does not say which records its documents came from; ask by the number of a document."
         )
     if not found:
         raise InputError(
-            f"source: no input of {', '.join(chosen)} is called {shown(wanted)}{_meant(str(wanted), known) or '.'} "
+            f"source: no input of {', '.join(chosen)} is called "
+            f"{quote_value(wanted)}{_match_input(str(wanted), known) or '.'} "
             "batchloom log --json lists them."
         )
-    few = ", ".join(sorted({one for _, one in found})[:_SHOWN])
-    more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
+    few = ", ".join(sorted({one for _, one in found})[:_MAX_LISTED])
+    more = f" and {len(found) - _MAX_LISTED:,} more" if len(found) > _MAX_LISTED else ""
     raise InputError(
-        f"file: missing; a record is of one file, and {shown(wanted or source)} has {len(found):,}: {few}{more}"
+        f"file: missing; a record is of one file, and {quote_value(wanted or source)} has {len(found):,}: {few}{more}"
     )
 
 
-def _meant(wanted: str, known: list[str]) -> str:
+def _match_input(wanted: str, known: list[str]) -> str:
     """The inputs that may be meant: a store calls them by their place below what was prepared."""
     last = wanted.rpartition("/")[2]
     same = sorted({name for name in known if name.rpartition("/")[2] == last})
     if not same:
-        return nearest(wanted, known)
-    return f"; did you mean {' or '.join(map(shown, same[:_SHOWN]))}?"
+        return suggest(wanted, known)
+    return f"; did you mean {' or '.join(map(quote_value, same[:_MAX_LISTED]))}?"
 
 
-def _all_inputs(store: Store) -> list[str]:
+def _list_inputs(store: Store) -> list[str]:
     return [source.name for source in store.manifest.sources] if store.manifest else []
 
 
-def _left_out(store: Store, file: str, record: int) -> str:
+def _explain_left_out(store: Store, file: str, record: int) -> str:
     """Why a record that was read became no document of the subset, as far as the store says so."""
     said = f"Record {record:,} of {file} was read, and became no document of subset {store.split!r}"
     for subset in SUBSETS:
         if subset in store.subsets and subset != store.split:
             other = open_store(store.path, subset, generation=store.location.generation)
-            if there := documents_of(other, file, record):
-                numbers = ", ".join(map(str, there[:_SHOWN]))
+            if there := find_documents(other, file, record):
+                numbers = ", ".join(map(str, there[:_MAX_LISTED]))
                 return f"{said}: it is document {numbers} of subset {subset!r}, which the plan does not serve."
-    if reason := _quarantined(store, file, record):
+    if reason := _explain_quarantined(store, file, record):
         return f"{said}: it stands in {QUARANTINE_NAME}, since {reason}"
     return (
         f"{said}: it was left out when the store was made (a duplicate, dropped by a step of cleaning, or empty; "
@@ -245,9 +254,9 @@ def _left_out(store: Store, file: str, record: int) -> str:
     )
 
 
-def _quarantined(store: Store, file: str, record: int) -> str:
+def _explain_quarantined(store: Store, file: str, record: int) -> str:
     for number in range(1, (store.location.generation or 1) + 1):
-        path = store.path / of_generation(QUARANTINE_NAME, number)
+        path = store.path / format_generation_file_name(QUARANTINE_NAME, number)
         if not path.is_file():
             continue
         with path.open("rb") as lines:

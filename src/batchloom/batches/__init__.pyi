@@ -1,6 +1,6 @@
-from .assembly.augment import Augment as Augment, with_augment as with_augment
+from .assembly.augment import Augment as Augment, add_augment_state as add_augment_state
 from .assembly.batch_assembly import (
-    IGNORE as IGNORE,
+    IGNORE_INDEX as IGNORE_INDEX,
     Batch as Batch,
     assemble_rows as assemble_rows,
     assemble_varlen as assemble_varlen,
@@ -10,29 +10,36 @@ from .assembly.batch_spec import (
     BatchSpec as BatchSpec,
     MediaOptions as MediaOptions,
 )
-from .forms import flattened as flattened, megatron_arrays as megatron_arrays, padded as padded
-from .isolation import (
-    leakage as leakage,
-    leakage_of_rows as leakage_of_rows,
-    leaks as leaks,
-    probes as probes,
-    takes as takes,
-    token_losses as token_losses,
-    unknown_id as unknown_id,
+from .forms import (
+    make_megatron_arrays as make_megatron_arrays,
+    to_padded as to_padded,
+    to_varlen as to_varlen,
 )
-from .loading.document_rows import Chosen as Chosen
+from .isolation import (
+    accepts_argument as accepts_argument,
+    compute_token_losses as compute_token_losses,
+    find_unknown_id as find_unknown_id,
+    is_leaking as is_leaking,
+    measure_batch_leakage as measure_batch_leakage,
+    measure_leakage as measure_leakage,
+    select_probe_documents as select_probe_documents,
+)
+from .loading.document_rows import DocumentRows as DocumentRows
 from .loading.loader import Loader as Loader
 from .loading.loader_options import PlanOptions as PlanOptions
-from .loading.media_rules import text_alone as text_alone
-from .loading.rank_share import rank_rows as rank_rows, share_of as share_of
+from .loading.media_rules import check_text_only as check_text_only
+from .loading.rank_share import (
+    make_rank_share as make_rank_share,
+    select_rank_rows as select_rank_rows,
+)
 from .loading.row_costs import RowCosts as RowCosts
 from .loading.world import find_world as find_world
 from .masks import (
-    block_mask as block_mask,
-    dense_mask as dense_mask,
-    image_masks as image_masks,
-    own_masks as own_masks,
-    sliding_window_of as sliding_window_of,
+    add_block_mask as add_block_mask,
+    add_dense_mask as add_dense_mask,
+    add_image_masks as add_image_masks,
+    add_model_masks as add_model_masks,
+    get_sliding_window as get_sliding_window,
 )
-from .metrics import Cost as Cost, Meter as Meter, transformer_cost as transformer_cost
-from .mixture_file import mixture_from as mixture_from
+from .metrics import Meter as Meter, ModelCost as ModelCost, transformer_cost as transformer_cost
+from .mixture_file import read_mixture as read_mixture

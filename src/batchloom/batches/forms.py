@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly import IGNORE, Batch, BatchCuts, to_torch
-from batchloom.batches.masks import rebuilt, seen_by, whole_rows
+from batchloom.batches.assembly import IGNORE_INDEX, Batch, BatchLayout, to_torch
+from batchloom.batches.masks import compute_visibility, missing_layout_error, whole_rows_error
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.settings import shown, whole
-from batchloom.plan.packing import aligned
+from batchloom.core.settings import as_int, quote_value
+from batchloom.plan.packing import align_lengths
 
 Ids = NDArray[np.int64]
 
@@ -23,7 +23,7 @@ Ids = NDArray[np.int64]
 _ROWS_AND_TOKENS = 2
 
 
-def padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
+def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
     """Rows of one document each (``packing="none"``), cut to the longest: for models that take an attention mask.
 
     Args:
@@ -39,16 +39,19 @@ def padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
         PlanError: a row holds several documents, which the mask would let see each other; or a batch that was rebuilt.
         SettingsError: a ``multiple_of`` that is none.
     """
-    step = whole(multiple_of)
+    step = as_int(multiple_of)
     if step is None or step < 1:
-        raise SettingsError([f"multiple_of: {shown(multiple_of)} is no whole number of at least 1"])
-    cuts = _cuts(batch, "padded")
+        raise SettingsError(
+            [f"multiple_of: {quote_value(multiple_of)} is no whole number of at least 1"]
+        )
+    cuts = _require_whole_rows(batch, "to_padded")
     documents = np.diff(cuts.pointers)
     if (documents > 1).any():
         raise PlanError(
-            f"A row of step {batch.step} holds {int(documents.max())} documents, and padded gives one mask a row, "
+            f"A row of step {batch.step} holds {int(documents.max())} documents, and to_padded gives one mask a row, "
             "under which they would see each other. Pack one document a row: Loader(packing='none', "
-            "plan=PlanOptions(group_by_length=True)); or use flattened, dense_mask or block_mask for packed rows."
+            "plan=PlanOptions(group_by_length=True)); or use to_varlen, add_dense_mask or add_block_mask for "
+            "packed rows."
         )
     lengths = np.ones(len(documents), np.int64)
     lengths[documents == 1] = cuts.lengths
@@ -57,20 +60,20 @@ def padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
     mask = (places < lengths[:, None]).astype(np.int64)
     positions = np.tile(places, (len(lengths), 1))
     like = batch["input_ids"]
-    return _made(
+    return _derive_batch(
         batch,
         {
             # Sums are copies of their own, so that the wide rows can go.
             "input_ids": like[:, :width] + 0,
             "labels": batch["labels"][:, :width] + 0,
-            "attention_mask": _like(like, mask),
-            "position_ids": _like(like, positions),
+            "attention_mask": _convert_like(like, mask),
+            "position_ids": _convert_like(like, positions),
         },
         replace(cuts, align=1),
     )
 
 
-def shifted(batch: Batch) -> Batch:
+def to_shifted(batch: Batch) -> Batch:
     """The batch with next-token targets, for a loss that does not shift: what ``Loader(labels="shifted")`` gives.
 
     Returns:
@@ -80,12 +83,12 @@ def shifted(batch: Batch) -> Batch:
     Raises:
         PlanError: a batch that was rebuilt.
     """
-    known = _known(batch, "shifted")
-    labels = _next_tokens(batch, known)
-    return _made(batch, {**batch, "labels": labels}, replace(known, labels="shifted"))
+    known = _require_layout(batch, "to_shifted")
+    labels = _make_next_token_labels(batch, known)
+    return _derive_batch(batch, {**batch, "labels": labels}, replace(known, labels="shifted"))
 
 
-def flattened(batch: Batch) -> Batch:
+def to_varlen(batch: Batch) -> Batch:
     """The spans back to back without padding: what ``Loader(form="varlen")`` gives of the same step.
 
     Returns:
@@ -96,15 +99,15 @@ def flattened(batch: Batch) -> Batch:
     Raises:
         PlanError: a batch that was rebuilt, or the slice of a context-parallel rank.
     """
-    cuts, like = _cuts(batch, "flattened"), batch["input_ids"]
+    cuts, like = _require_whole_rows(batch, "to_varlen"), batch["input_ids"]
     rows, seq_len = like.shape
     begins = np.repeat(np.arange(rows) * seq_len, np.diff(cuts.pointers)) + cuts.places
-    lengths = aligned(cuts.lengths, cuts.align)
+    lengths = align_lengths(cuts.lengths, cuts.align)
     if not len(lengths):
         begins, lengths = np.zeros(1, np.int64), np.array([cuts.align])
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     chosen = np.arange(bounds[-1]) + np.repeat(begins - bounds[:-1], lengths)
-    index = _like(like, chosen)
+    index = _convert_like(like, chosen)
     tokens = {
         name: batch[name].reshape(-1)[index][None]
         for name in ("input_ids", "labels", "position_ids")
@@ -113,21 +116,21 @@ def flattened(batch: Batch) -> Batch:
     longest = int(lengths.max())
     flat = {
         **tokens,
-        "seq_idx": _like(like, numbers),
-        "cu_seq_lens_q": _like(like, bounds.astype(np.int32)),
-        "cu_seq_lens_k": _like(like, bounds.astype(np.int32)),
+        "seq_idx": _convert_like(like, numbers),
+        "cu_seq_lens_q": _convert_like(like, bounds.astype(np.int32)),
+        "cu_seq_lens_k": _convert_like(like, bounds.astype(np.int32)),
         "max_length_q": longest,
         "max_length_k": longest,
     }
-    return _made(batch, flat, cuts)
+    return _derive_batch(batch, flat, cuts)
 
 
-def megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
+def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
     """What Megatron-core's ``GPTDataset`` gives, stacked: next-token labels, and a mask that says where the loss is.
 
     Args:
         batch: R rows.
-        attention_mask: whether to give one, as ``create_attention_mask`` does; packed rows need it, or ``flattened``
+        attention_mask: whether to give one, as ``create_attention_mask`` does; packed rows need it, or ``to_varlen``
             and ``packed_seq_params``, to be kept apart.
 
     Returns:
@@ -139,29 +142,29 @@ def megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
     Raises:
         PlanError: a batch that was rebuilt.
     """
-    cuts = _known(batch, "megatron")
+    cuts = _require_layout(batch, "to_megatron")
     if attention_mask and cuts.sliced:
-        raise whole_rows("attention_mask")
-    labels = _next_tokens(batch, cuts)
+        raise whole_rows_error("attention_mask")
+    labels = _make_next_token_labels(batch, cuts)
     arrays = (batch["input_ids"], labels, batch["position_ids"])
-    return _made(batch, megatron_arrays(*arrays, attention_mask=attention_mask))
+    return _derive_batch(batch, make_megatron_arrays(*arrays, attention_mask=attention_mask))
 
 
-def megatron_arrays(
+def make_megatron_arrays(
     tokens: Any, labels: Any, positions: Any, *, attention_mask: bool
 ) -> dict[str, Any]:
-    """Ids, next-token labels and positions of rows, each [R, S], under Megatron's names: see :func:`megatron`."""
-    trained = labels != IGNORE
+    """Ids, next-token labels and positions of rows, each [R, S], under Megatron's names: see :func:`to_megatron`."""
+    trained = labels != IGNORE_INDEX
     arrays = {
         "tokens": tokens,
         "labels": labels * trained,
-        "loss_mask": _float32(trained),
+        "loss_mask": _to_float32(trained),
         "position_ids": positions,
     }
-    return arrays | ({"attention_mask": ~seen_by(positions)} if attention_mask else {})
+    return arrays | ({"attention_mask": ~compute_visibility(positions)} if attention_mask else {})
 
 
-def _next_tokens(batch: Batch, cuts: BatchCuts) -> Any:
+def _make_next_token_labels(batch: Batch, cuts: BatchLayout) -> Any:
     """Labels as next-token targets, in an array of their own."""
     labels = batch["labels"]
     if cuts.labels == "shifted":
@@ -169,11 +172,11 @@ def _next_tokens(batch: Batch, cuts: BatchCuts) -> Any:
     # A span's first token has no label, so that none comes from the span behind.
     following = labels + 0
     following[:, :-1] = labels[:, 1:]
-    following[:, -1] = IGNORE
+    following[:, -1] = IGNORE_INDEX
     return following
 
 
-def _known(batch: Batch, form: str) -> BatchCuts:
+def _require_layout(batch: Batch, form: str) -> BatchLayout:
     """What a batch knows of its rows.
 
     Raises:
@@ -181,41 +184,41 @@ def _known(batch: Batch, form: str) -> BatchCuts:
     """
     cuts = getattr(batch, "cuts", None)
     if cuts is None:
-        raise rebuilt(form)
+        raise missing_layout_error(form)
     if cuts.media or batch["position_ids"].ndim > _ROWS_AND_TOKENS:
         raise PlanError(
             f"{form} makes arrays of tokens alone, and the batch holds images or audio: give the model the batch as it "
             "is, or Loader(form='varlen')."
         )
-    found: BatchCuts = cuts
+    found: BatchLayout = cuts
     return found
 
 
-def _cuts(batch: Batch, form: str) -> BatchCuts:
+def _require_whole_rows(batch: Batch, form: str) -> BatchLayout:
     """Where the spans of a batch of whole rows lie.
 
     Raises:
         PlanError: it was rebuilt, is of another form, or the slice of a context-parallel rank.
     """
-    cuts = _known(batch, form)
+    cuts = _require_layout(batch, form)
     if "cu_seq_lens_q" in batch:
         raise PlanError(f"{form} takes rows, and the batch is varlen: give Loader(form='rows').")
     if cuts.sliced:
-        raise whole_rows(form)
+        raise whole_rows_error(form)
     return cuts
 
 
-def _made(batch: Batch, arrays: dict[str, Any], cuts: BatchCuts | None = None) -> Batch:
+def _derive_batch(batch: Batch, arrays: dict[str, Any], cuts: BatchLayout | None = None) -> Batch:
     """A batch of the same step and origin."""
     return Batch(arrays, batch.step, batch.origin, cuts)
 
 
-def _like(array: Any, made: NDArray[Any]) -> Any:
+def _convert_like(array: Any, made: NDArray[Any]) -> Any:
     """An array as what another is: numpy, or a tensor on its device."""
     if isinstance(array, np.ndarray):
         return made
     return to_torch({"": made})[""].to(array.device)
 
 
-def _float32(array: Any) -> Any:
+def _to_float32(array: Any) -> Any:
     return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()

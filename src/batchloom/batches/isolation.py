@@ -15,44 +15,48 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchloom.batches.assembly import IGNORE, Batch, BatchCuts
+from batchloom.batches.assembly import IGNORE_INDEX, Batch, BatchLayout
 from batchloom.store import Store
 
-Logits = Callable[[Batch], Tensor]
-Scored = Callable[[Batch], Callable[[int, slice], Tensor]]
+LogitsFunction = Callable[[Batch], Tensor]
+ScoreFunction = Callable[[Batch], Callable[[int, slice], Tensor]]
 # Of what no isolation would do, the part that is a leak: in float32, in kernels of half precision, and where nobody
 # says which of the two it is.
-_SHARES = {False: 0.02, True: 0.2, None: 0.05}
+_LEAK_THRESHOLDS = {False: 0.02, True: 0.2, None: 0.05}
 # In nats a token; float32 is exact to about a tenth of it.
-_NOISE = 1e-5
-_DOCUMENTS = 4
-_MOST_TOKENS = 256
-_LOOKED_AT = 1 << 20
-_PLAIN_AXES = 2
+_NOISE_FLOOR = 1e-5
+_PROBE_DOCUMENTS = 4
+_MAX_TOKENS = 256
+_MAX_CANDIDATES = 1 << 20
+_PLAIN_NDIM = 2
 
 
-def probes(store: Store, seq_len: int) -> list[Tensor]:
+def select_probe_documents(store: Store, seq_len: int) -> list[Tensor]:
     """The beginnings of a few documents that fit into a row together, [tokens] int64 each.
 
     Args:
         store: with at least one document of two tokens.
         seq_len: of the rows in training.
     """
-    longest = max(2, min(_MOST_TOKENS, seq_len // 2))
-    count = max(2, min(_DOCUMENTS, seq_len // longest))
-    numbers = [number for number, _ in zip(_of_two_tokens(store), range(count), strict=False)]
+    longest = max(2, min(_MAX_TOKENS, seq_len // 2))
+    count = max(2, min(_PROBE_DOCUMENTS, seq_len // longest))
+    numbers = [
+        number for number, _ in zip(_iter_probe_documents(store), range(count), strict=False)
+    ]
     found = [torch.from_numpy(store[number].ids[:longest].astype(np.int64)) for number in numbers]
     return found if len(found) > 1 else found * 2
 
 
-def _of_two_tokens(store: Store) -> Iterator[int]:
-    for start in range(0, len(store), _LOOKED_AT):
-        lengths = store.lengths.slice(start, min(len(store), start + _LOOKED_AT))
+def _iter_probe_documents(store: Store) -> Iterator[int]:
+    for start in range(0, len(store), _MAX_CANDIDATES):
+        lengths = store.lengths.slice(start, min(len(store), start + _MAX_CANDIDATES))
         yield from (start + int(number) for number in np.flatnonzero(lengths > 1))
 
 
 @torch.no_grad()
-def leakage(logits: Logits, documents: list[Tensor], rows: int) -> tuple[float, float]:
+def measure_leakage(
+    logits: LogitsFunction, documents: list[Tensor], rows: int
+) -> tuple[float, float]:
     """How far the losses of packed tokens are from those of the documents one by one.
 
     Args:
@@ -65,14 +69,16 @@ def leakage(logits: Logits, documents: list[Tensor], rows: int) -> tuple[float, 
         The mean distance in nats a token, and the same where nothing keeps them apart.
     """
     orders = [documents, documents[::-1]][: min(rows, 2)]
-    alone = [_losses(logits, [[document]], whole=True) for document in documents]
+    alone = [_compute_losses(logits, [[document]], whole=True) for document in documents]
     wanted = torch.cat([torch.cat(order) for order in (alone, alone[::-1])[: len(orders)]])
-    packed, mixed = (_losses(logits, orders, whole=whole) for whole in (False, True))
+    packed, mixed = (_compute_losses(logits, orders, whole=whole) for whole in (False, True))
     return float((packed - wanted).abs().mean()), float((mixed - wanted).abs().mean())
 
 
 @torch.no_grad()
-def leakage_of_rows(scored: Scored, packed: Batch, alone: Sequence[Batch]) -> tuple[float, float]:
+def measure_batch_leakage(
+    scored: ScoreFunction, packed: Batch, alone: Sequence[Batch]
+) -> tuple[float, float]:
     """The same of batches that are there already, whose documents hold media.
 
     Args:
@@ -81,19 +87,19 @@ def leakage_of_rows(scored: Scored, packed: Batch, alone: Sequence[Batch]) -> tu
         alone: each of these in a batch of its own, in the order of rows.
 
     Returns:
-        As :func:`leakage`.
+        As :func:`measure_leakage`.
     """
-    wanted = torch.cat([_span_losses(scored, one) for one in alone])
+    wanted = torch.cat([_compute_span_losses(scored, one) for one in alone])
     positions = packed["position_ids"].clone()
     # Of models with positions in time, height and width those of the text come first.
-    text = positions[0] if positions.ndim > _PLAIN_AXES else positions
+    text = positions[0] if positions.ndim > _PLAIN_NDIM else positions
     text.copy_(torch.arange(text.shape[1]).expand_as(text))
     running = Batch({**packed, "position_ids": positions}, cuts=packed.cuts)
-    together, mixed = (_span_losses(scored, one) for one in (packed, running))
+    together, mixed = (_compute_span_losses(scored, one) for one in (packed, running))
     return float((together - wanted).abs().mean()), float((mixed - wanted).abs().mean())
 
 
-def _span_losses(scored: Scored, batch: Batch) -> Tensor:
+def _compute_span_losses(scored: ScoreFunction, batch: Batch) -> Tensor:
     """The losses of the tokens of all spans but their firsts, row by row, of a bounded number at a time."""
     cuts = batch.cuts
     if cuts is None:
@@ -105,13 +111,15 @@ def _span_losses(scored: Scored, batch: Batch) -> Tensor:
         owners.tolist(), cuts.places.tolist(), cuts.lengths.tolist(), strict=True
     ):
         last = place + size - 1
-        for begin in range(place, last, _MOST_TOKENS):
-            part = slice(begin, min(begin + _MOST_TOKENS, last) + 1)
-            losses.append(token_losses(scores(row, part), ids[row, part]))
+        for begin in range(place, last, _MAX_TOKENS):
+            part = slice(begin, min(begin + _MAX_TOKENS, last) + 1)
+            losses.append(compute_token_losses(scores(row, part), ids[row, part]))
     return torch.cat(losses)
 
 
-def leaks(packed: float, mixed: float, *, half: bool | None, noise: float = _NOISE) -> bool:
+def is_leaking(
+    packed: float, mixed: float, *, half: bool | None, noise: float = _NOISE_FLOOR
+) -> bool:
     """Whether such distances say that documents see each other; those that are no numbers do.
 
     Args:
@@ -120,10 +128,10 @@ def leaks(packed: float, mixed: float, *, half: bool | None, noise: float = _NOI
         half: whether it was computed in half precision; None where that is not known.
         noise: a distance that is not worth a name.
     """
-    return not packed <= max(noise, _SHARES[half] * mixed)
+    return not packed <= max(noise, _LEAK_THRESHOLDS[half] * mixed)
 
 
-def takes(model: Any, name: str) -> bool:
+def accepts_argument(model: Any, name: str) -> bool:
     """Whether a model can be called with an argument of a name, be it as one of ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(
@@ -131,7 +139,7 @@ def takes(model: Any, name: str) -> bool:
     )
 
 
-def unknown_id(model: Any, ids: Tensor) -> tuple[int, int | None] | None:
+def find_unknown_id(model: Any, ids: Tensor) -> tuple[int, int | None] | None:
     """An id that the embedding of a model has no row for, and its rows where that is known; None where it has all.
 
     A look-up of it ends in a traceback, or in a dead GPU.
@@ -145,9 +153,9 @@ def unknown_id(model: Any, ids: Tensor) -> tuple[int, int | None] | None:
     return None
 
 
-def _losses(logits: Logits, orders: list[list[Tensor]], *, whole: bool) -> Tensor:
+def _compute_losses(logits: LogitsFunction, orders: list[list[Tensor]], *, whole: bool) -> Tensor:
     """The losses of the tokens of all documents but their firsts, row by row."""
-    batch = _batch(orders, whole=whole)
+    batch = _make_probe_batch(orders, whole=whole)
     rows, tokens = batch["input_ids"].shape
     scores = logits(batch)
     # Rows back to back are one.
@@ -155,20 +163,20 @@ def _losses(logits: Logits, orders: list[list[Tensor]], *, whole: bool) -> Tenso
     own = scores[0, : rows * tokens].reshape(rows, tokens, -1) if flat else scores[:, :tokens]
     return torch.cat(
         [
-            token_losses(part, document)
+            compute_token_losses(part, document)
             for row, order in zip(own, orders, strict=True)
             for part, document in zip(row.split([len(one) for one in order]), order, strict=True)
         ]
     )
 
 
-def _batch(orders: list[list[Tensor]], *, whole: bool) -> Batch:
+def _make_probe_batch(orders: list[list[Tensor]], *, whole: bool) -> Batch:
     """Rows of these documents as a loader gives them; each row as if it were one document, where asked for."""
     lengths = [[sum(map(len, order))] if whole else [len(one) for one in order] for order in orders]
     ids = torch.stack([torch.cat(order) for order in orders])
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
     positions = positions.to(ids.device)
-    cuts = BatchCuts(
+    cuts = BatchLayout(
         pointers=np.cumsum([0, *map(len, lengths)]),
         lengths=np.concatenate(lengths),
         places=np.concatenate([np.cumsum([0, *row[:-1]]) for row in lengths]),
@@ -176,11 +184,11 @@ def _batch(orders: list[list[Tensor]], *, whole: bool) -> Batch:
         labels="aligned",
         sliced=False,
     )
-    labels = ids.masked_fill(positions == 0, IGNORE)
+    labels = ids.masked_fill(positions == 0, IGNORE_INDEX)
     return Batch({"input_ids": ids, "labels": labels, "position_ids": positions}, cuts=cuts)
 
 
-def token_losses(scores: Tensor, document: Tensor) -> Tensor:
+def compute_token_losses(scores: Tensor, document: Tensor) -> Tensor:
     """The loss of each token of a document but the first, in nats, [tokens - 1] float32.
 
     Args:

@@ -9,10 +9,10 @@ import numpy as np
 
 from batchloom.batches.assembly import Batch
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.settings import nearest, shown
+from batchloom.core.settings import quote_value, suggest
 
 _ROWS_AND_TOKENS = 2
-_FLOATS = ("float32", "bfloat16", "float16", "float64")
+_FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class SlidingWindow(NamedTuple):
@@ -27,7 +27,7 @@ class SlidingWindow(NamedTuple):
     some_layers: bool
 
 
-def sliding_window_of(config: Any) -> SlidingWindow | None:
+def get_sliding_window(config: Any) -> SlidingWindow | None:
     """Return the sliding window of a transformers config; None where every layer sees whole documents."""
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     size, layers = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
@@ -36,7 +36,7 @@ def sliding_window_of(config: Any) -> SlidingWindow | None:
     return SlidingWindow(int(size), some_layers=layers is not None)
 
 
-def dense_mask(batch: Batch, *, additive: str | None = None, config: Any = None) -> Batch:
+def add_dense_mask(batch: Batch, *, additive: str | None = None, config: Any = None) -> Batch:
     """The batch with a mask of who attends to whom: causal, inside each span (padding is one more).
 
     It takes R x S x S places: 2,048 x 2,048 x 32 are 128 MiB as bool. flex_attention and the varlen form need none.
@@ -57,10 +57,10 @@ def dense_mask(batch: Batch, *, additive: str | None = None, config: Any = None)
         SettingsError: no such type.
         PlanError: the batch is the slice of a context-parallel rank, or a plain dict of its arrays.
     """
-    positions, window = _positions(batch, "dense_mask"), sliding_window_of(config)
-    mask: Any = _mask(positions, additive)
+    positions, window = _require_positions(batch, "add_dense_mask"), get_sliding_window(config)
+    mask: Any = _make_dense_mask(positions, additive)
     if window is not None:
-        sliding = _mask(positions, additive, window.size)
+        sliding = _make_dense_mask(positions, additive, window.size)
         mask = (
             {"full_attention": mask, "sliding_attention": sliding}
             if window.some_layers
@@ -69,7 +69,7 @@ def dense_mask(batch: Batch, *, additive: str | None = None, config: Any = None)
     return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
 
 
-def block_mask(batch: Batch) -> Batch:
+def add_block_mask(batch: Batch) -> Batch:
     """The batch with the same mask for flex_attention, which leaves out blocks nobody sees.
 
     It is of all rows together: ``split`` comes before it.
@@ -92,7 +92,7 @@ def block_mask(batch: Batch) -> Batch:
         )
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415 - torch is optional and slow to import
 
-    spans = (_positions(batch, "block_mask") == 0).cumsum(1)
+    spans = (_require_positions(batch, "add_block_mask") == 0).cumsum(1)
 
     def allowed(row: Any, _head: Any, query: Any, key: Any) -> Any:
         return (spans[row, query] == spans[row, key]) & (query >= key)
@@ -102,7 +102,7 @@ def block_mask(batch: Batch) -> Batch:
     return Batch({**batch, "attention_mask": mask}, batch.step, batch.origin, batch.cuts)
 
 
-def image_masks(batch: Batch, sliding_window: int) -> Batch:
+def add_image_masks(batch: Batch, sliding_window: int) -> Batch:
     """The batch with the masks of Gemma 3: the tokens of an image see each other, all others what came before.
 
     transformers (5.23) puts images of packed rows elsewhere in the masks of sliding layers: there a document that does
@@ -119,7 +119,7 @@ def image_masks(batch: Batch, sliding_window: int) -> Batch:
     Raises:
         PlanError: the batch is a plain dict of its arrays, or has no ``token_type_ids``.
     """
-    positions = _positions(batch, "image_masks")
+    positions = _require_positions(batch, "add_image_masks")
     if "token_type_ids" not in batch:
         raise PlanError(
             "image_masks is for stores of Gemma 3's processor: the batch has no token_type_ids."
@@ -141,8 +141,8 @@ def image_masks(batch: Batch, sliding_window: int) -> Batch:
     return Batch({**batch, "attention_mask": masks}, batch.step, batch.origin, batch.cuts)
 
 
-def own_masks(batch: Batch, sliding_window: int | None) -> Batch:
-    """The batch with :func:`image_masks` where its model needs them, Gemma 3; else as it is.
+def add_model_masks(batch: Batch, sliding_window: int | None) -> Batch:
+    """The batch with :func:`add_image_masks` where its model needs them, Gemma 3; else as it is.
 
     Args:
         batch: of the rows form, whatever it holds.
@@ -150,10 +150,10 @@ def own_masks(batch: Batch, sliding_window: int | None) -> Batch:
     """
     if "token_type_ids" not in batch:
         return batch
-    return image_masks(batch, sliding_window or batch["input_ids"].shape[1])
+    return add_image_masks(batch, sliding_window or batch["input_ids"].shape[1])
 
 
-def seen_by(positions: Any, window: int | None = None) -> Any:
+def compute_visibility(positions: Any, window: int | None = None) -> Any:
     """Return which tokens of whole rows each token sees, bool [R, 1, S, S].
 
     Args:
@@ -169,27 +169,27 @@ def seen_by(positions: Any, window: int | None = None) -> Any:
     return seen[:, None]
 
 
-def _mask(positions: Any, additive: str | None, window: int | None = None) -> Any:
-    seen = seen_by(positions, window)
-    return seen if additive is None else _added(seen, additive)
+def _make_dense_mask(positions: Any, additive: str | None, window: int | None = None) -> Any:
+    seen = compute_visibility(positions, window)
+    return seen if additive is None else _to_additive_mask(seen, additive)
 
 
-def _positions(batch: Batch, form: str) -> Any:
+def _require_positions(batch: Batch, form: str) -> Any:
     """The ``position_ids`` of whole rows.
 
     Raises:
         PlanError: the batch is a context-parallel rank's slice, in which spans need not begin, or no batch that says.
     """
     if not isinstance(batch, Batch):
-        raise rebuilt(form)
+        raise missing_layout_error(form)
     if batch.cuts is not None and batch.cuts.sliced:
-        raise whole_rows(form)
+        raise whole_rows_error(form)
     positions = batch["position_ids"]
     # Of models with positions in time, height and width those of the text come first.
     return positions[0] if positions.ndim > _ROWS_AND_TOKENS else positions
 
 
-def rebuilt(form: str) -> PlanError:
+def missing_layout_error(form: str) -> PlanError:
     """What is said of a batch that does not know its spans."""
     return PlanError(
         f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: make the form of what "
@@ -197,7 +197,7 @@ def rebuilt(form: str) -> PlanError:
     )
 
 
-def whole_rows(form: str) -> PlanError:
+def whole_rows_error(form: str) -> PlanError:
     """What is said of a slice where a form takes whole rows."""
     return PlanError(
         f"{form} takes whole rows, and the batch is a context-parallel rank's slice of them: give "
@@ -205,13 +205,15 @@ def whole_rows(form: str) -> PlanError:
     )
 
 
-def _added(seen: Any, name: str) -> Any:
+def _to_additive_mask(seen: Any, name: str) -> Any:
     """0 where a token is seen, the smallest number of a type elsewhere."""
     numpy = isinstance(seen, np.ndarray)
-    known = tuple(one for one in _FLOATS if not (numpy and one == "bfloat16"))
+    known = tuple(one for one in _FLOAT_DTYPES if not (numpy and one == "bfloat16"))
     if name not in known:
         raise SettingsError(
-            [f"additive: {shown(name)} is none of {', '.join(known)}{nearest(str(name), known)}"]
+            [
+                f"additive: {quote_value(name)} is none of {', '.join(known)}{suggest(str(name), known)}"
+            ]
         )
     if numpy:
         dtype = np.dtype(name)

@@ -13,21 +13,21 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from batchloom.batches.assembly import IGNORE, Batch
+from batchloom.batches.assembly import IGNORE_INDEX, Batch
 from batchloom.batches.loading import Loader
-from batchloom.batches.metrics_exchange import Board, shared_store
-from batchloom.batches.step_facts import StepFacts, step_facts
+from batchloom.batches.metrics_exchange import MetricsExchange, open_default_store
+from batchloom.batches.step_facts import StepFacts, collect_step_facts
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.settings import is_amount, raise_problems, shown, whole
+from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 
 # Of a long while without a look, the last steps are told of: so many sequences at most, and steps.
-_MOST_ROWS = 1 << 16
-_MOST_STEPS = 1024
-_SECONDS_BETWEEN_NOTES = 1.0
+_MAX_ROWS = 1 << 16
+_MAX_STEPS = 1024
+_PUBLISH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class ModelCost:
     """Floating-point operations that a model needs, forward and backward.
 
     Attributes:
@@ -42,14 +42,14 @@ class Cost:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         raise_problems(
             [
-                f"{name}: {shown(n)} is no number from 0 on"
+                f"{name}: {quote_value(n)} is no number from 0 on"
                 for name, n in values.items()
-                if not is_amount(n, zero=True)
+                if not is_positive_number(n, zero=True)
             ]
         )
 
 
-def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Cost:
+def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> ModelCost:
     """The cost of a dense transformer: 6 N + 12 L H Q T a token (PaLM, appendix B, arXiv:2204.02311).
 
     The T tokens that a token sees there are those of its own span here. As there, a causal mask saves nothing, and
@@ -66,15 +66,15 @@ def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Cos
     given = {"parameters": parameters, "layers": layers, "width": width}
     raise_problems(
         [
-            f"{name}: {shown(n)} is no number from 0 on"
+            f"{name}: {quote_value(n)} is no number from 0 on"
             for name, n in given.items()
-            if not is_amount(n, zero=True)
+            if not is_positive_number(n, zero=True)
         ]
     )
-    return Cost(per_token=6.0 * parameters, per_pair=12.0 * layers * width)
+    return ModelCost(per_token=6.0 * parameters, per_pair=12.0 * layers * width)
 
 
-class _Seen(NamedTuple):
+class _StepRecord(NamedTuple):
     """A step that was done.
 
     ``tokens`` are of this rank, where only the step itself tells them (streams); ``trained`` is of all ranks, as given;
@@ -112,25 +112,25 @@ class Meter:
         self,
         loader: Loader,
         *,
-        cost: Cost | None = None,
+        cost: ModelCost | None = None,
         peak_flops: float | None = None,
         devices: int | None = None,
         exchange: bool = True,
     ) -> None:
         problems = []
-        if peak_flops is not None and not is_amount(peak_flops):
-            problems.append(f"peak_flops: {shown(peak_flops)} is no number above 0")
+        if peak_flops is not None and not is_positive_number(peak_flops):
+            problems.append(f"peak_flops: {quote_value(peak_flops)} is no number above 0")
         if peak_flops is not None and cost is None:
             problems.append("cost: missing; a share of peak_flops is of transformer_cost(...)")
-        if devices is not None and (whole(devices) or 0) < 1:
-            problems.append(f"devices: {shown(devices)} is no whole number from 1 on")
+        if devices is not None and (as_int(devices) or 0) < 1:
+            problems.append(f"devices: {quote_value(devices)} is no whole number from 1 on")
         raise_problems(problems)
         self._loader, self._cost, self._peak = loader, cost, peak_flops
         self._devices = devices or loader.spec.world_size
         self._exchange = exchange
-        self._board: Board | None = None
+        self._board: MetricsExchange | None = None
         self._name = loader.plan.fingerprint[:16]
-        self._seen: deque[_Seen] = deque(maxlen=_MOST_STEPS)
+        self._seen: deque[_StepRecord] = deque(maxlen=_MAX_STEPS)
         self._last: int | None = None
         self._count = 0
         # Of steps that were not yet told to the others: how many, seconds, seconds waited; and when the last were.
@@ -175,9 +175,11 @@ class Meter:
             PlanError: a batch that was rebuilt from its arrays and does not know its step.
             SettingsError: a number of a step or of tokens that is none.
         """
-        step = _step_of(batch)
-        if trained is not None and not is_amount(trained, zero=True):
-            raise SettingsError([f"trained: {shown(trained)} is no number of tokens from 0 on"])
+        step = _get_step(batch)
+        if trained is not None and not is_positive_number(trained, zero=True):
+            raise SettingsError(
+                [f"trained: {quote_value(trained)} is no number of tokens from 0 on"]
+            )
         again, self._count = step == self._last, self._count + 1
         if again and not self._seen:
             # Its figures were given; what more it took is the next one's time.
@@ -187,9 +189,9 @@ class Meter:
         kept = None
         if trained is None and isinstance(batch, Mapping) and self._needs_labels:
             # Of a tensor this is one, too: a device is not waited for.
-            kept = (batch["labels"] != IGNORE).sum()
-        seen = _Seen(step, seconds, waited, tokens, trained, kept)
-        self._seen.append(_joined(self._seen.pop(), seen) if again else seen)
+            kept = (batch["labels"] != IGNORE_INDEX).sum()
+        seen = _StepRecord(step, seconds, waited, tokens, trained, kept)
+        self._seen.append(_merge_step_records(self._seen.pop(), seen) if again else seen)
         self._last = step
         self._tell(seconds, waited or 0.0, steps=0 if again else 1)
         self.begin()
@@ -201,7 +203,7 @@ class Meter:
         drops = loader.augmentation is not None and loader.augmentation.drops_loss
         return loader.streamed or loader.store.masked or drops
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The figures of the steps since the last look, at most the latest 1,024 of 65,536 sequences in all.
 
         Of a stream nobody knows the other ranks' rows: what is ``perf/`` else is of this rank alone and ``rank/``.
@@ -218,22 +220,22 @@ class Meter:
         self._seen.clear()
         if loader.streamed:
             found["data/position"] = (self._last + 1) * loader.plan.spec.global_batch_size
-            found |= self._of_rank(seen) if seen else {}
+            found |= self._compute_rank_metrics(seen) if seen else {}
         else:
             position = loader.plan.positions_of(self._last)[1]
             found["data/position"] = position
-            found |= self._of_all(seen) if seen else {}
+            found |= self._compute_global_metrics(seen) if seen else {}
             for name, epochs in loader.plan.epochs(position).items():
                 found[f"data/{name}/epoch"] = epochs
-        return found | self._of_others()
+        return found | self._compute_rank_spread()
 
-    def _latest(self) -> list[_Seen]:
+    def _latest(self) -> list[_StepRecord]:
         """The latest steps that are worked out together."""
         rows = 0
-        kept: list[_Seen] = []
+        kept: list[_StepRecord] = []
         for seen in reversed(self._seen):
             rows += self._spec_at(seen.step).global_batch_size
-            if kept and rows > _MOST_ROWS:
+            if kept and rows > _MAX_ROWS:
                 break
             kept.append(seen)
         return kept[::-1]
@@ -242,17 +244,17 @@ class Meter:
         plan = self._loader.plan
         return plan.spec if self._loader.streamed else plan.spec_at(step)
 
-    def _of_all(self, seen: list[_Seen]) -> dict[str, float]:
+    def _compute_global_metrics(self, seen: list[_StepRecord]) -> dict[str, float]:
         """Of the steps over all ranks, from their lengths."""
-        facts = [step_facts(self._loader, one.step) for one in seen]
-        _refuse_too_many(seen, facts)
+        facts = [collect_step_facts(self._loader, one.step) for one in seen]
+        _check_trained_tokens(seen, facts)
         ranks = np.stack([one.tokens for one in facts])
         tokens = int(ranks.sum())
         flops = 0.0
         if self._cost is not None:
             squares = sum(one.squares for one in facts)
             flops = self._cost.per_token * tokens + self._cost.per_pair * squares
-        found = _clock(seen, "perf", tokens, self._devices)
+        found = _compute_time_metrics(seen, "perf", tokens, self._devices)
         found |= {
             "perf/global_seq_len_avg": float(ranks.mean()),
             "perf/global_seq_len_min": float(ranks.min()),
@@ -281,7 +283,9 @@ class Meter:
         found = {"perf/flops_per_s_per_gpu": each}
         return found | ({"perf/mfu": each / self._peak} if self._peak else {})
 
-    def _trained(self, seen: list[_Seen], facts: list[StepFacts], tokens: int) -> dict[str, float]:
+    def _trained(
+        self, seen: list[_StepRecord], facts: list[StepFacts], tokens: int
+    ) -> dict[str, float]:
         """The share of tokens with a loss: of all ranks where that was given or lengths tell it, else of this rank."""
         given = [
             one.trained if one.trained is not None else fact.trained
@@ -291,25 +295,27 @@ class Meter:
         if len(told) == len(given):
             return {"perf/trained_share": sum(told) / max(tokens, 1)}
         rank = self._loader.share_at(seen[-1].step).place.rank
-        return _kept(seen, sum(int(fact.tokens[rank]) for fact in facts) // self._context)
+        return _compute_trained_share(
+            seen, sum(int(fact.tokens[rank]) for fact in facts) // self._context
+        )
 
     @property
     def _context(self) -> int:
         """Processes that each hold a slice of a rank's rows."""
         return self._loader.spec.mesh.context
 
-    def _of_rank(self, seen: list[_Seen]) -> dict[str, float]:
+    def _compute_rank_metrics(self, seen: list[_StepRecord]) -> dict[str, float]:
         """Of this rank's part of the steps of a stream."""
         tokens = sum(one.tokens or 0 for one in seen)
         capacity = sum(
             self._loader.share_at(one.step).rows * self._spec_at(one.step).seq_len for one in seen
         )
         filled = tokens / max(1, capacity)
-        found = _clock(seen, "rank", tokens, self._loader.spec.mesh.peers)
+        found = _compute_time_metrics(seen, "rank", tokens, self._loader.spec.mesh.peers)
         return found | {
             "rank/packing_efficiency": filled,
             "rank/padding_share": 0.0 if self._loader.spec.form == "varlen" else 1 - filled,
-            **_kept(seen, tokens // self._context),
+            **_compute_trained_share(seen, tokens // self._context),
         }
 
     def _tell(self, seconds: float, waited: float, *, steps: int) -> None:
@@ -317,17 +323,17 @@ class Meter:
         before, total, waits = self._untold
         self._untold = (before + steps, total + seconds, waits + waited)
         now = time.monotonic()
-        early = now - self._told < _SECONDS_BETWEEN_NOTES or not self._untold[0]
+        early = now - self._told < _PUBLISH_SECONDS or not self._untold[0]
         if early or not self._exchange:
             return
         if self._board is None:
             spec = self._loader.spec
-            store = shared_store() if spec.world_size > 1 else None
+            store = open_default_store() if spec.world_size > 1 else None
             if store is None:
                 # Looked for again, but not at every step.
                 self._told = now
                 return
-            self._board = Board(store, spec.rank, spec.world_size, self._name)
+            self._board = MetricsExchange(store, spec.rank, spec.world_size, self._name)
         steps, total, waits = self._untold
         share = waits / total if total else 0.0
         self._board.leave(
@@ -335,7 +341,7 @@ class Meter:
         )
         self._untold, self._told = (0, 0.0, 0.0), now
 
-    def _of_others(self) -> dict[str, float]:
+    def _compute_rank_spread(self) -> dict[str, float]:
         """What ranks have left of their clocks, as far as it was read."""
         heard = list(self._board.heard().values()) if self._board is not None else []
         if not heard:
@@ -349,13 +355,13 @@ class Meter:
         }
 
 
-def _step_of(batch: Batch | int) -> int:
+def _get_step(batch: Batch | int) -> int:
     """The step of a batch, or the number that was given."""
     if not isinstance(batch, Mapping):
-        if (number := whole(batch)) is None or number < 0:
+        if (number := as_int(batch)) is None or number < 0:
             raise SettingsError(
                 [
-                    f"step: {shown(batch)} is no whole number from 0 on; give that of a step, or its batch"
+                    f"step: {quote_value(batch)} is no whole number from 0 on; give that of a step, or its batch"
                 ]
             )
         return number
@@ -369,7 +375,7 @@ def _step_of(batch: Batch | int) -> int:
     return step
 
 
-def _refuse_too_many(seen: list[_Seen], facts: list[StepFacts]) -> None:
+def _check_trained_tokens(seen: list[_StepRecord], facts: list[StepFacts]) -> None:
     """Refuse more trained tokens than a step has."""
     for one, fact in zip(seen, facts, strict=True):
         most = int(fact.tokens.sum())
@@ -378,25 +384,27 @@ def _refuse_too_many(seen: list[_Seen], facts: list[StepFacts]) -> None:
             raise SettingsError([f"trained: {told} over all ranks; tell each of them once"])
 
 
-def _joined(first: _Seen, more: _Seen) -> _Seen:
+def _merge_step_records(first: _StepRecord, more: _StepRecord) -> _StepRecord:
     """Two notes of one step as one."""
-    return _Seen(
+    return _StepRecord(
         first.step,
         first.seconds + more.seconds,
-        _sum(first.waited, more.waited),
+        _sum_known(first.waited, more.waited),
         more.tokens,
-        _sum(first.trained, more.trained),
-        _sum(first.kept, more.kept),
+        _sum_known(first.trained, more.trained),
+        _sum_known(first.kept, more.kept),
     )
 
 
-def _sum(*told: Any) -> Any:
+def _sum_known(*told: Any) -> Any:
     """The sum of what is told; None where nothing is."""
     known = [one for one in told if one is not None]
     return reduce(add, known) if known else None
 
 
-def _clock(seen: list[_Seen], whose: str, tokens: int, devices: int) -> dict[str, float]:
+def _compute_time_metrics(
+    seen: list[_StepRecord], whose: str, tokens: int, devices: int
+) -> dict[str, float]:
     """Time and speed of steps, and the share of it that was waited for data."""
     seconds = sum(one.seconds for one in seen)
     waits = [one.waited for one in seen if one.waited is not None]
@@ -412,7 +420,7 @@ def _clock(seen: list[_Seen], whose: str, tokens: int, devices: int) -> dict[str
     return found
 
 
-def _kept(seen: list[_Seen], tokens: int) -> dict[str, float]:
+def _compute_trained_share(seen: list[_StepRecord], tokens: int) -> dict[str, float]:
     """The share of this rank's tokens that carries a loss, where its labels were seen."""
     if any(one.kept is None for one in seen):
         return {}

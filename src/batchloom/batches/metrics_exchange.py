@@ -18,10 +18,10 @@ from typing import Any, Protocol, final
 
 _LOG = logging.getLogger("batchloom")
 # Ranks not heard so far that are asked for at a time, since each is a question of its own.
-_ASKED_AT_ONCE = 64
+_MAX_NEW_RANKS_PER_READ = 64
 
 
-class KeyValues(Protocol):
+class KeyValueStore(Protocol):
     """What is used of a store of ``torch.distributed``."""
 
     def set(self, key: str, value: str, /) -> None:
@@ -34,7 +34,7 @@ class KeyValues(Protocol):
         """The values of keys that are there."""
 
 
-def shared_store() -> KeyValues | None:
+def open_default_store() -> KeyValueStore | None:
     """A connection of our own to the store of the default process group; None where there is no group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -51,7 +51,7 @@ def shared_store() -> KeyValues | None:
 
 
 @dataclass(slots=True)
-class _Slots:
+class _ExchangeState:
     """What the thread and the training hand to each other."""
 
     wake: threading.Event = field(default_factory=threading.Event)
@@ -63,7 +63,7 @@ class _Slots:
 
 
 @final
-class Board:
+class MetricsExchange:
     """The board as one rank sees it; no call waits.
 
     Args:
@@ -73,12 +73,12 @@ class Board:
         name: tells this board from others; the same on all ranks.
     """
 
-    def __init__(self, store: KeyValues, rank: int, world_size: int, name: str) -> None:
-        self._slots = _Slots()
-        weakref.finalize(self, _end, self._slots)
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int, name: str) -> None:
+        self._slots = _ExchangeState()
+        weakref.finalize(self, _stop_exchange, self._slots)
         keys = [f"batchloom/{name}/{n}" for n in range(world_size)]
         threading.Thread(
-            target=_serve,
+            target=_run_exchange,
             args=(self._slots, store, keys, rank),
             name="batchloom-board",
             daemon=True,
@@ -96,12 +96,12 @@ class Board:
         return dict(self._slots.heard)
 
 
-def _end(slots: _Slots) -> None:
+def _stop_exchange(slots: _ExchangeState) -> None:
     slots.over = True
     slots.wake.set()
 
 
-def _serve(slots: _Slots, store: KeyValues, keys: list[str], rank: int) -> None:
+def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], rank: int) -> None:
     """What the thread does until the board is dropped or the store is gone."""
     known: list[int] = []
     others = list(range(len(keys)))
@@ -113,7 +113,7 @@ def _serve(slots: _Slots, store: KeyValues, keys: list[str], rank: int) -> None:
                 store.set(keys[rank], slots.mine.pop())
             if slots.asked.is_set() and not slots.over:
                 slots.asked.clear()
-                slots.heard = _read(store, keys, known, others)
+                slots.heard = _read_rank_metrics(store, keys, known, others)
         except (RuntimeError, OSError, ValueError) as error:
             _LOG.warning(
                 "Figures of other ranks are not read any more: %s. Training and this rank's own figures go on.",
@@ -124,11 +124,11 @@ def _serve(slots: _Slots, store: KeyValues, keys: list[str], rank: int) -> None:
             return
 
 
-def _read(
-    store: KeyValues, keys: list[str], known: list[int], others: list[int]
+def _read_rank_metrics(
+    store: KeyValueStore, keys: list[str], known: list[int], others: list[int]
 ) -> dict[int, dict[str, float]]:
     """What ranks have left; ``known`` are those that ever left anything, ``others`` the rest."""
-    for _ in range(min(_ASKED_AT_ONCE, len(others))):
+    for _ in range(min(_MAX_NEW_RANKS_PER_READ, len(others))):
         rank = others.pop(0)
         (known if store.check([keys[rank]]) else others).append(rank)
     if not known:

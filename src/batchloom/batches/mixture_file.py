@@ -9,25 +9,27 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from batchloom.core.errors import BatchloomError, SettingsError
-from batchloom.core.settings import nearest, raise_problems, shown
-from batchloom.core.synthetic_data import NAMES
+from batchloom.core.settings import quote_value, raise_problems, suggest
+from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.core.yaml_reader import read_yaml
 from batchloom.plan import Mixture, SourceSpec, Stage
-from batchloom.plan.mixture import weight_problems
+from batchloom.plan.mixture import list_weight_problems
 from batchloom.plan.order import AssumedStore
 from batchloom.store import Store, open_store
 
 T = TypeVar("T")
 
-_KEYS = [field.name for field in fields(Mixture)]
+_MIXTURE_KEYS = [field.name for field in fields(Mixture)]
 _STORE_KEYS = ("path", "generation", "cache", "cache_limit", "verify", "media")
 # How a weight is written elsewhere.
-_COLON = re.compile(r":[0-9.]+$")
-_FORMS = "write PATH=WEIGHT,PATH=WEIGHT, as in stores/web=0.7,stores/code=0.3, or name a YAML file"
-_REMEDY = "write stores: and weights:, each with the names of the sources"
+_COLON_WEIGHT = re.compile(r":[0-9.]+$")
+_INLINE_SYNTAX = (
+    "write PATH=WEIGHT,PATH=WEIGHT, as in stores/web=0.7,stores/code=0.3, or name a YAML file"
+)
+_STORES_REMEDY = "write stores: and weights:, each with the names of the sources"
 
 
-def mixture_from(text_or_path: str | os.PathLike[str]) -> Mixture:
+def read_mixture(text_or_path: str | os.PathLike[str]) -> Mixture:
     """The mixture in a YAML file, or in a text such as ``stores/web=0.7,stores/code=0.3``.
 
     In a file the keys are the fields of :class:`Mixture`; a store is a path from the file's folder (or
@@ -44,26 +46,30 @@ def mixture_from(text_or_path: str | os.PathLike[str]) -> Mixture:
     given = os.fspath(text_or_path)
     if os.path.lexists(given):
         if Path(given).is_dir():
-            raise SettingsError([f"mixture: {given} is a folder, and has no weight; {_FORMS}"])
+            raise SettingsError(
+                [f"mixture: {given} is a folder, and has no weight; {_INLINE_SYNTAX}"]
+            )
     elif "=" in given:
-        return _from_text(given)
-    elif "," in given or _COLON.search(given):
+        return _parse_inline(given)
+    elif "," in given or _COLON_WEIGHT.search(given):
         raise SettingsError(
-            [f"mixture: {shown(given)} is no file, and no source in it has a weight; {_FORMS}"]
+            [
+                f"mixture: {quote_value(given)} is no file, and no source in it has a weight; {_INLINE_SYNTAX}"
+            ]
         )
-    return _from_file(Path(given))
+    return _read_mixture_file(Path(given))
 
 
-def _from_text(text: str) -> Mixture:
+def _parse_inline(text: str) -> Mixture:
     weights: dict[str, float] = {}
     paths: dict[str, str] = {}
     problems = []
     for word in text.split(","):
         path, equals, weight = word.strip().rpartition("=")
         path = path if equals else weight
-        name, number = Path(path).name, _number(weight) if equals else None
+        name, number = Path(path).name, _parse_weight(weight) if equals else None
         if not name or (equals and number is None):
-            problems.append(f"mixture: {shown(word)} is no PATH=WEIGHT")
+            problems.append(f"mixture: {quote_value(word)} is no PATH=WEIGHT")
         elif name in paths:
             problems.append(
                 f"mixture: {paths[name]} and {path} are both called {name!r}; name them in a YAML file: "
@@ -73,32 +79,36 @@ def _from_text(text: str) -> Mixture:
             paths[name] = path
             if number is not None:
                 weights[name] = number
-    stores = {name: _opened(path, f"stores.{name}", problems) for name, path in paths.items()}
+    stores = {
+        name: _open_store_entry(path, f"stores.{name}", problems) for name, path in paths.items()
+    }
     if weights:
-        problems += weight_problems(weights, stores, "weights")
+        problems += list_weight_problems(weights, stores, "weights")
     raise_problems(problems)
     return Mixture(weights, stores={name: store for name, store in stores.items() if store})
 
 
-def _number(text: str) -> float | None:
+def _parse_weight(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def _from_file(file: Path) -> Mixture:
-    values = read_yaml(file, _REMEDY)
+def _read_mixture_file(file: Path) -> Mixture:
+    values = read_yaml(file, _STORES_REMEDY)
     if not isinstance(values, dict):
-        raise SettingsError([f"{file}: holds {shown(values)}, no mapping; {_REMEDY}"])
+        raise SettingsError([f"{file}: holds {quote_value(values)}, no mapping; {_STORES_REMEDY}"])
     problems = [
-        f"{name}: unknown setting{nearest(name, _KEYS)}" for name in values if name not in _KEYS
+        f"{name}: unknown setting{suggest(name, _MIXTURE_KEYS)}"
+        for name in values
+        if name not in _MIXTURE_KEYS
     ]
     problems += [f"{name}: missing" for name in ("weights", "stores") if name not in values]
-    ready = {name: value for name, value in values.items() if name in _KEYS}
-    ready["stores"] = _stores(values.get("stores"), file.parent, problems)
-    ready["sources"] = _sources(values.get("sources", {}), problems)
-    ready["stages"] = _stages(values.get("stages", []), problems)
+    ready = {name: value for name, value in values.items() if name in _MIXTURE_KEYS}
+    ready["stores"] = _open_stores(values.get("stores"), file.parent, problems)
+    ready["sources"] = _parse_sources(values.get("sources", {}), problems)
+    ready["stages"] = _parse_stages(values.get("stages", []), problems)
     problems += _value_problems(values, ready)
     if problems:
         raise SettingsError([f"{file}: {problem}" for problem in dict.fromkeys(problems)])
@@ -119,17 +129,20 @@ def _value_problems(values: Mapping[str, Any], ready: Mapping[str, Any]) -> list
         if isinstance(stage, Mapping):
             stated.append((f"stages[{number}].weights", stage.get("weights")))
     if not isinstance(named, Mapping) or not named:
-        named = {*ready["sources"], *(name for _, weights in stated for name in _names_in(weights))}
+        named = {
+            *ready["sources"],
+            *(name for _, weights in stated for name in _list_weight_names(weights)),
+        }
     stores = dict.fromkeys(named or ("data",), AssumedStore("", 1, 1))
     plain = {k: v for k, v in ready.items() if k not in ("weights", "stores", "stages")}
-    problems = _refused({"weights": values.get("weights", "size"), **plain}, stores)
+    problems = _find_mixture_problems({"weights": values.get("weights", "size"), **plain}, stores)
     for where, weights in stated:
-        problems += weight_problems(weights, stores, where) if weights is not None else []
+        problems += list_weight_problems(weights, stores, where) if weights is not None else []
     begins = [replace(stage, weights="size") for stage in ready["stages"]]
-    return problems + _refused({"weights": "size", "stages": begins}, stores)
+    return problems + _find_mixture_problems({"weights": "size", "stages": begins}, stores)
 
 
-def _names_in(weights: Any) -> list[str]:
+def _list_weight_names(weights: Any) -> list[str]:
     """The sources that weights name, whatever else is wrong with them."""
     if not isinstance(weights, Mapping):
         return []
@@ -140,7 +153,9 @@ def _names_in(weights: Any) -> list[str]:
     return [name for name in found if isinstance(name, str)]
 
 
-def _refused(given: Mapping[str, Any], stores: Mapping[str, AssumedStore]) -> list[str]:
+def _find_mixture_problems(
+    given: Mapping[str, Any], stores: Mapping[str, AssumedStore]
+) -> list[str]:
     try:
         Mixture(**given, stores=stores)
     except SettingsError as error:
@@ -148,39 +163,39 @@ def _refused(given: Mapping[str, Any], stores: Mapping[str, AssumedStore]) -> li
     return []
 
 
-def _stores(given: Any, folder: Path, problems: list[str]) -> dict[str, Store]:
+def _open_stores(given: Any, folder: Path, problems: list[str]) -> dict[str, Store]:
     if given is None:
         return {}
     if not isinstance(given, dict) or not given:
-        problems.append(f"stores: {shown(given)} is no mapping of names to paths")
+        problems.append(f"stores: {quote_value(given)} is no mapping of names to paths")
         return {}
     found = {}
     for name, value in given.items():
         where = f"stores.{name}"
         stated = value if isinstance(value, dict) else {"path": value}
         wrong = [
-            f"{where}.{key}: unknown setting{nearest(key, _STORE_KEYS)}"
+            f"{where}.{key}: unknown setting{suggest(key, _STORE_KEYS)}"
             for key in stated
             if key not in _STORE_KEYS
         ]
         path = stated.get("path")
         if wrong or not isinstance(path, str) or not path:
-            problems += wrong or [f"{where}: {shown(value)} is no path of a store"]
+            problems += wrong or [f"{where}: {quote_value(value)} is no path of a store"]
             continue
         options = {key: stated[key] for key in stated if key != "path"}
-        opened = _opened(_below(folder, path), where, problems, options)
+        opened = _open_store_entry(_resolve_store_path(folder, path), where, problems, options)
         if opened is not None:
             found[name] = opened
     return found
 
 
-def _below(folder: Path, path: str) -> str:
+def _resolve_store_path(folder: Path, path: str) -> str:
     """A path from the folder of a file; names of synthetic data where nothing of that name is, and URLs, stay."""
-    named = path.partition(":")[0] in NAMES and not os.path.lexists(folder / path)
+    named = path.partition(":")[0] in SYNTHETIC_NAMES and not os.path.lexists(folder / path)
     return path if named or "://" in path else str(folder / path)
 
 
-def _opened(
+def _open_store_entry(
     path: str, where: str, problems: list[str], options: Mapping[str, Any] = MappingProxyType({})
 ) -> Store | None:
     try:
@@ -191,35 +206,36 @@ def _opened(
         return None
 
 
-def _sources(given: Any, problems: list[str]) -> dict[str, SourceSpec]:
+def _parse_sources(given: Any, problems: list[str]) -> dict[str, SourceSpec]:
     if not isinstance(given, dict):
-        problems.append(f"sources: {shown(given)} is no mapping of names to settings")
+        problems.append(f"sources: {quote_value(given)} is no mapping of names to settings")
         return {}
     made = {
-        name: _made(SourceSpec, values, f"sources.{name}", problems)
+        name: _parse_settings(SourceSpec, values, f"sources.{name}", problems)
         for name, values in given.items()
     }
     return {name: spec or SourceSpec() for name, spec in made.items()}
 
 
-def _stages(given: Any, problems: list[str]) -> list[Stage]:
+def _parse_stages(given: Any, problems: list[str]) -> list[Stage]:
     if not isinstance(given, list):
-        problems.append(f"stages: {shown(given)} is no list of stages")
+        problems.append(f"stages: {quote_value(given)} is no list of stages")
         return []
     made = [
-        _made(Stage, values, f"stages[{number}]", problems) for number, values in enumerate(given)
+        _parse_settings(Stage, values, f"stages[{number}]", problems)
+        for number, values in enumerate(given)
     ]
     return [stage for stage in made if stage]
 
 
-def _made(cls: type[T], values: Any, where: str, problems: list[str]) -> T | None:
+def _parse_settings(cls: type[T], values: Any, where: str, problems: list[str]) -> T | None:
     """The settings of a mapping; None where something is wrong with them, which is told."""
     if not isinstance(values, Mapping):
-        problems.append(f"{where}: {shown(values)} is no mapping of settings")
+        problems.append(f"{where}: {quote_value(values)} is no mapping of settings")
         return None
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     unknown = [name for name in values if name not in known]
-    problems += [f"{where}.{name}: unknown setting{nearest(name, known)}" for name in unknown]
+    problems += [f"{where}.{name}: unknown setting{suggest(name, known)}" for name in unknown]
     if cls is Stage and "weights" not in values:
         problems.append(f"{where}.weights: missing")
         return None

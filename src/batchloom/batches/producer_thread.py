@@ -14,11 +14,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # glibc keeps no larger blocks than this (DEFAULT_MMAP_THRESHOLD_MAX).
-_MOST_KEPT = 32 << 20
+_MAX_RETAINED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Begun(Generic[T]):
+class PendingItem(Generic[T]):
     """An item whose making has begun.
 
     Attributes:
@@ -29,17 +29,17 @@ class Begun(Generic[T]):
     finish: Callable[[], T]
     drop: Callable[[], None] = lambda: None
 
-    def then(self, made: Callable[[T], R]) -> "Begun[R]":
+    def then(self, made: Callable[[T], R]) -> "PendingItem[R]":
         """What is made of the item when it is finished."""
-        return Begun(lambda: made(self.finish()), self.drop)
+        return PendingItem(lambda: made(self.finish()), self.drop)
 
 
 # Begins the item of a number; None behind the last.
-Begin = Callable[[int], Begun[T] | None]
+ItemStarter = Callable[[int], PendingItem[T] | None]
 
 
 @final
-class Window(Generic[T]):
+class PrefetchWindow(Generic[T]):
     """Makes items in their order, of which so many are begun together: who makes parts of one goes on with the next.
 
     Args:
@@ -47,22 +47,22 @@ class Window(Generic[T]):
         size: items that may be begun, at least 1.
     """
 
-    def __init__(self, begin: Begin[T], size: int) -> None:
+    def __init__(self, begin: ItemStarter[T], size: int) -> None:
         self._begin, self._size = begin, size
-        self._begun: deque[Begun[T]] = deque()
+        self._begun: deque[PendingItem[T]] = deque()
         self._over = False
 
     def make(self, number: int) -> T | None:
         """The item of a number, the one after the last that was made; None behind the last."""
         while not self._over and len(self._begun) < self._size:
-            self._begin_one(number + len(self._begun))
+            self._begin_item(number + len(self._begun))
         return self._begun.popleft().finish() if self._begun else None
 
-    def _begin_one(self, number: int) -> None:
+    def _begin_item(self, number: int) -> None:
         try:
             begun = self._begin(number)
         except Exception as error:  # noqa: BLE001 - raised in place: the items before it are whole
-            begun, self._over = _failing(error), True
+            begun, self._over = _make_failed_item(error), True
         if begun is None:
             self._over = True
         else:
@@ -74,15 +74,15 @@ class Window(Generic[T]):
             self._begun.popleft().drop()
 
 
-def _failing(error: Exception) -> Begun[Any]:
+def _make_failed_item(error: Exception) -> PendingItem[Any]:
     def finish() -> Any:
         raise error
 
-    return Begun(finish)
+    return PendingItem(finish)
 
 
 @dataclass(slots=True)
-class _Made(Generic[T]):
+class _ProducedItem(Generic[T]):
     """One made item: None after the last, with the error that ended them, if one did."""
 
     item: T | None
@@ -91,7 +91,7 @@ class _Made(Generic[T]):
 
 
 @final
-class Ahead(Generic[T]):
+class PrefetchIterator(Generic[T]):
     """Iterates ``make(first)``, ``make(first + 1)``, ... until it gives None.
 
     A consumer that finds nothing ready makes the next item itself rather than sleeping until
@@ -114,12 +114,12 @@ class Ahead(Generic[T]):
         end: Callable[[], None] = lambda: None,
     ) -> None:
         self._make, self._number, self._end = make, first, end
-        self._ready: deque[_Made[T]] = deque()
+        self._ready: deque[_ProducedItem[T]] = deque()
         self._ended = False
         self._seconds = 0.0
         self._turn = threading.Lock()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._give_room(depth)
+        self._release_items(depth)
         self._thread = threading.Thread(
             target=self._produce, name="batchloom-producer", daemon=True
         )
@@ -132,7 +132,7 @@ class Ahead(Generic[T]):
                 if not self._ready:
                     with self._turn:
                         if not self._ready:
-                            self._make_one(ahead=False)
+                            self._make_item(ahead=False)
                 made = self._ready.popleft()
                 if made.error is not None:
                     raise made.error
@@ -142,15 +142,15 @@ class Ahead(Generic[T]):
                 left = time.perf_counter()
                 yield made.item
                 if time.perf_counter() - left > self._seconds / 8:
-                    self._give_room(owed)
+                    self._release_items(owed)
                     owed = 0
         finally:
             # The thread is not waited for: this may run inside a garbage collection, in that very
             # thread or while a lock is held that it needs. It ends by itself, after its item.
             self._ended = True
-            self._give_room(1)
+            self._release_items(1)
 
-    def _give_room(self, items: int) -> None:
+    def _release_items(self, items: int) -> None:
         for _ in range(items):
             self._room.put(None)
 
@@ -159,15 +159,15 @@ class Ahead(Generic[T]):
             self._room.get()
             with self._turn:
                 if not self._ended:
-                    self._make_one(ahead=True)
+                    self._make_item(ahead=True)
         self._end()
 
-    def _make_one(self, *, ahead: bool) -> None:
+    def _make_item(self, *, ahead: bool) -> None:
         begin = time.perf_counter()
         try:
-            made = _Made(self._make(self._number), None, ahead)
+            made = _ProducedItem(self._make(self._number), None, ahead)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it, in place
-            made = _Made(None, error, ahead)
+            made = _ProducedItem(None, error, ahead)
         if made.item is None:
             self._ended = True
         self._seconds = time.perf_counter() - begin
@@ -175,7 +175,7 @@ class Ahead(Generic[T]):
         self._ready.append(made)
 
 
-def in_turn(begin: Begin[T], first: int, ahead: int, *, together: bool) -> Iterator[T]:
+def iter_in_order(begin: ItemStarter[T], first: int, ahead: int, *, together: bool) -> Iterator[T]:
     """Items from a number on until ``begin`` gives None.
 
     Args:
@@ -185,9 +185,9 @@ def in_turn(begin: Begin[T], first: int, ahead: int, *, together: bool) -> Itera
         together: whether those are all begun before the first of them is finished.
     """
     size = ahead if ahead and together else 1
-    window = Window(begin, size)
+    window = PrefetchWindow(begin, size)
     if ahead:
-        yield from Ahead(window.make, first, ahead + 1 - size, window.drop)
+        yield from PrefetchIterator(window.make, first, ahead + 1 - size, window.drop)
         return
     number = first
     while (made := window.make(number)) is not None:
@@ -195,11 +195,11 @@ def in_turn(begin: Begin[T], first: int, ahead: int, *, together: bool) -> Itera
         number += 1
 
 
-def reserve(size: int) -> None:
+def reserve_allocator_blocks(size: int) -> None:
     """Let the allocator keep blocks that items of so many bytes are made of, instead of giving them back each time.
 
     glibc learns from the largest block freed so far which sizes to keep (mallopt(3),
     M_MMAP_THRESHOLD): without this, freed items go back to the system and come again as
     page faults. The block is never touched, so it costs no memory.
     """
-    np.empty(min(size, _MOST_KEPT), np.uint8)
+    np.empty(min(size, _MAX_RETAINED_BYTES), np.uint8)

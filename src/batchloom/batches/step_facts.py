@@ -5,10 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading import Loader, imbalance_of, is_replicated, rank_rows, share_of
-from batchloom.plan import row_costs
+from batchloom.batches.loading import (
+    Loader,
+    assign_balanced_ranks,
+    is_replicated,
+    make_rank_share,
+    select_rank_rows,
+)
+from batchloom.plan import compute_row_costs
 from batchloom.plan.order import Imbalance
-from batchloom.plan.packing import Rows, aligned
+from batchloom.plan.packing import Rows, align_lengths
 
 Ints = NDArray[np.int64]
 
@@ -38,33 +44,33 @@ class StepFacts:
     banned: int
 
 
-def step_facts(loader: Loader, step: int) -> StepFacts:
+def collect_step_facts(loader: Loader, step: int) -> StepFacts:
     """The facts of a step of a loader over a plan."""
     plan, how = loader.plan, loader.spec
     spec = plan.spec_at(step)
-    share = share_of(spec, how, replicated=is_replicated(loader.store))
+    share = make_rank_share(spec, how, replicated=is_replicated(loader.store))
     ranks = share.place.world_size
     copies = ranks if is_replicated(loader.store) else 1
     uneven = None
     if is_replicated(loader.store):
-        rows, _ = rank_rows(plan, step, share, loader.costs if how.balance else None)
+        rows, _ = select_rank_rows(plan, step, share, loader.costs if how.balance else None)
         owners = np.zeros(len(rows), np.int64)
     else:
         rows = plan.rows(*plan.positions_of(step))
         costs = loader.costs.of(plan, rows)
-        owners, uneven = imbalance_of(plan, step, costs, ranks, balance=how.balance)
+        owners, uneven = assign_balanced_ranks(plan, step, costs, ranks, balance=how.balance)
     served = rows.lengths if rows.banned is None else np.where(rows.banned, 0, rows.lengths)
     places = ranks * share.rows * spec.seq_len
     if how.form == "varlen":
-        places = copies * int(aligned(rows.lengths, spec.align).sum())
+        places = copies * int(align_lengths(rows.lengths, spec.align).sum())
         # A rank without a span computes padding: models take no empty input.
         spans = np.bincount(owners.repeat(np.diff(rows.pointers)), minlength=ranks // copies)
         places += copies * spec.align * int((spans == 0).sum())
     return StepFacts(
-        tokens=_by_rank(rows, served, owners, ranks, copies),
-        sources=copies * _sums(rows.sources, served, len(plan.stores)),
-        squares=copies * int(row_costs(rows).sum()),
-        trained=None if _only_masks_tell(loader) else copies * int((served - 1).clip(0).sum()),
+        tokens=_sum_by_rank(rows, served, owners, ranks, copies),
+        sources=copies * _sum_by_key(rows.sources, served, len(plan.stores)),
+        squares=copies * int(compute_row_costs(rows).sum()),
+        trained=None if _requires_masks(loader) else copies * int((served - 1).clip(0).sum()),
         capacity=copies * len(rows) * spec.seq_len,
         places=places,
         imbalance=uneven if ranks > 1 else None,
@@ -72,18 +78,18 @@ def step_facts(loader: Loader, step: int) -> StepFacts:
     )
 
 
-def _only_masks_tell(loader: Loader) -> bool:
+def _requires_masks(loader: Loader) -> bool:
     """Whether which tokens are trained does not follow from lengths."""
     drops = loader.augmentation is not None and loader.augmentation.drops_loss
     return loader.store.masked or drops
 
 
-def _by_rank(rows: Rows, served: Ints, owners: Ints, ranks: int, copies: int) -> Ints:
+def _sum_by_rank(rows: Rows, served: Ints, owners: Ints, ranks: int, copies: int) -> Ints:
     spans = owners.repeat(np.diff(rows.pointers))
-    tokens = _sums(spans, served, ranks)
+    tokens = _sum_by_key(spans, served, ranks)
     return np.repeat(tokens[:1], ranks) if copies > 1 else tokens
 
 
-def _sums(of: NDArray[np.integer], values: Ints, count: int) -> Ints:
+def _sum_by_key(of: NDArray[np.integer], values: Ints, count: int) -> Ints:
     """Sums of values by what each is of; exact below 2**53."""
     return np.bincount(of, values, count).astype(np.int64)

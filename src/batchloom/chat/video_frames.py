@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from batchloom.core.conversation import Conversation, Interleaved
-from batchloom.core.medium import KINDS, Medium
+from batchloom.core.conversation import Conversation, InterleavedText
+from batchloom.core.medium import MEDIUM_KINDS, Medium
 
 
-def with_frames(
-    document: Conversation | Interleaved, seen: Sequence[Sequence[Medium]]
-) -> Conversation | Interleaved:
+def replace_media_with_frames(
+    document: Conversation | InterleavedText, seen: Sequence[Sequence[Medium]]
+) -> Conversation | InterleavedText:
     """A conversation or a text with what each of its media is seen as, one or more, in its place.
 
     Args:
@@ -20,22 +20,22 @@ def with_frames(
     media = [one for some in seen for one in some]
     if all(medium.kind != "video" for medium in document.media):
         return replace(document, media=media)
-    if isinstance(document, Interleaved):
+    if isinstance(document, InterleavedText):
         between = zip(seen, document.texts[1:], strict=True)
         texts = [text for some, after in between for text in (*[""] * (len(some) - 1), after)]
-        return Interleaved([document.texts[0], *texts], media)
+        return InterleavedText([document.texts[0], *texts], media)
     left, messages = iter(seen), []
     for message in document.messages:
         content = message.get("content")
         if isinstance(content, list):
-            parts = [one for part in content for one in _seen(part, left)]
+            parts = [one for part in content for one in _expand_part(part, left)]
             messages.append({**message, "content": parts})
         else:
             messages.append(message)
     return replace(document, messages=messages, media=media)
 
 
-def _seen(part: Any, left: Iterator[Sequence[Medium]]) -> list[Any]:
-    if part.get("type") not in KINDS:
+def _expand_part(part: Any, left: Iterator[Sequence[Medium]]) -> list[Any]:
+    if part.get("type") not in MEDIUM_KINDS:
         return [part]
     return [{"type": one.kind} for one in next(left)]

@@ -9,8 +9,8 @@ import typer
 import batchloom
 from batchloom.cli.terminal import plain_console
 from batchloom.core.errors import InputMissingError
-from batchloom.core.wording import counted, visible
-from batchloom.store.maintain import Verdict
+from batchloom.core.wording import escape_unprintable, format_count
+from batchloom.store.maintain import VerificationResult
 
 
 def check(
@@ -62,27 +62,30 @@ def check(
         if not as_json:
             plain_console().print(f"{'data:':12} absent")
             raise
-        print(_json(Verdict(path, "absent", [str(error)], used="nothing"), "absent"))
+        print(
+            _format_json(VerificationResult(path, "absent", [str(error)], used="nothing"), "absent")
+        )
         return 1
     if as_json:
-        print(_json(verdict, verdict.data))
+        print(_format_json(verdict, verdict.data))
         return 0 if verdict.sound else 1
     console = plain_console()
     console.print(f"{'data:':12} {verdict.data}")
     for name, fact in verdict.facts.items():
-        console.print(f"{visible(name) + ':':12} {visible(str(fact))}")
+        console.print(f"{escape_unprintable(name) + ':':12} {escape_unprintable(str(fact))}")
     if verdict.sample:
         console.print(f"{'sample:':12} {verdict.sample!r}")
-    console.print(f"{'used:':12} {visible(verdict.used)}")
+    console.print(f"{'used:':12} {escape_unprintable(verdict.used)}")
     for fault in verdict.faults:
-        console.print(f"FAULT: {visible(fault)}", style="red")
+        console.print(f"FAULT: {escape_unprintable(fault)}", style="red")
     console.print(
-        f"{visible(verdict.path)}: {'sound' if verdict.sound else counted(len(verdict.faults), 'fault')}"
+        f"{escape_unprintable(verdict.path)}: "
+        f"{'sound' if verdict.sound else format_count(len(verdict.faults), 'fault')}"
     )
     return 0 if verdict.sound else 1
 
 
-def _json(verdict: Verdict, data: str) -> str:
+def _format_json(verdict: VerificationResult, data: str) -> str:
     return json.dumps(
         {
             "path": verdict.path,

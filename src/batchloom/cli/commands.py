@@ -19,12 +19,12 @@ from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.plan import plan
 from batchloom.cli.prepare import prepare
-from batchloom.cli.terminal import OnceCommand, without_secrets
+from batchloom.cli.terminal import SingleOptionCommand, redact_urls
 from batchloom.cli.train import train
 from batchloom.cli.worker import worker
 
 # typer carries a click of its own in newer versions; what it raises is what it exports.
-_Misuse: type[Exception] = next(
+_UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
 
@@ -41,10 +41,10 @@ for command in (
     *(doctor, prepare, check, inspect, plan, train, worker),
     *(edit, explain, when, compare, convert),
 ):
-    app.command(cls=OnceCommand)(command)
-app.command("import", cls=OnceCommand)(import_)
+    app.command(cls=SingleOptionCommand)(command)
+app.command("import", cls=SingleOptionCommand)(import_)
 for last in (export, log, remove, compact, datasets, demo):
-    app.command(cls=OnceCommand)(last)
+    app.command(cls=SingleOptionCommand)(last)
 
 # Options under the names that other tools' users have in their fingers.
 _ALIASES: dict[str, list[str]] = {
@@ -77,7 +77,7 @@ def root(
         raise typer.Exit
 
 
-def familiar(arguments: Sequence[str]) -> list[str]:
+def normalize_arguments(arguments: Sequence[str]) -> list[str]:
     """Command-line words with underscores and brought-along names made ours.
 
     ``--tokens_per_shard`` becomes ``--tokens-per-shard``; the values after ``--input-files``
@@ -101,15 +101,15 @@ def familiar(arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def as_typed(problem: str, arguments: Sequence[str]) -> str:
+def name_options(problem: str, arguments: Sequence[str]) -> str:
     """The problem of a setting, named by its option where that is on the command line."""
     name, colon, fault = problem.partition(":")
     option = _OPTIONS.get(name) or f"--{name.rpartition('.')[2].replace('_', '-')}"
-    typed = {word.partition("=")[0] for word in familiar(arguments)}
+    typed = {word.partition("=")[0] for word in normalize_arguments(arguments)}
     return option + colon + fault if option in typed else problem
 
 
-def carry_out(arguments: Sequence[str]) -> int:
+def execute(arguments: Sequence[str]) -> int:
     """Do what a command line says; returns the exit code.
 
     Raises:
@@ -118,10 +118,10 @@ def carry_out(arguments: Sequence[str]) -> int:
     # Not `app(...)`: typer makes an exit of a KeyboardInterrupt, which is told elsewhere.
     command = typer.main.get_command(app)
     try:
-        with command.make_context("batchloom", familiar(arguments)) as context:
+        with command.make_context("batchloom", normalize_arguments(arguments)) as context:
             code = command.invoke(context)
-    except _Misuse as error:
-        error.message = without_secrets(error.message, arguments)  # type: ignore[attr-defined]
+    except _UsageError as error:
+        error.message = redact_urls(error.message, arguments)  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
         return 2
     except typer.Exit as leave:

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from batchloom.analysis.compare import beside, read_run, require_packages
+from batchloom.analysis.compare import compare_runs, read_loss_curve, require_compare_packages
 from batchloom.cli.terminal import plain_console
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputMissingError, SettingsError
-from batchloom.core.files import describe_missing
-from batchloom.core.settings import is_amount, raise_problems
-from batchloom.core.synthetic_data import parse_synthetic
-from batchloom.core.wording import visible
+from batchloom.core.files import describe_missing_path
+from batchloom.core.settings import is_positive_number, raise_problems
+from batchloom.core.synthetic_data import parse_synthetic_spec
+from batchloom.core.wording import escape_unprintable
 
 if TYPE_CHECKING:
-    from batchloom.analysis.compare import Found
+    from batchloom.analysis.compare import AnyComparison
 
-_RUN_OPTIONS = ("tolerance",)
+_RUN_ONLY_OPTIONS = ("tolerance",)
 # Of a table in a file or a pipe.
-_WIDTH = 140
+_TABLE_WIDTH = 140
 
 
 def compare(
@@ -103,16 +103,22 @@ def compare(
         # A Path of it would be the current folder.
         raise SettingsError(["out: '' is no folder; give one, such as comparison"])
     places = places or []
-    found = _runs(places, given, by) if runs else _frameworks(places, given, by, Path(out))
-    return _tell(found, Path(out), as_json=as_json)
+    found = (
+        _compare_run_logs(places, given, by)
+        if runs
+        else _compare_frameworks(places, given, by, Path(out))
+    )
+    return _print_comparison(found, Path(out), as_json=as_json)
 
 
-def _frameworks(places: list[str], given: dict[str, Any], by: str | None, out: Path) -> "Found":
+def _compare_frameworks(
+    places: list[str], given: dict[str, Any], by: str | None, out: Path
+) -> "AnyComparison":
     if len(places) > 1:
         for place in places:
-            if not (is_url(place) or parse_synthetic(place) or _is_path(place)):
+            if not (is_url(place) or parse_synthetic_spec(place) or _is_path(place)):
                 remedy = "name a store, or with --runs the logs or the folders of runs"
-                raise InputMissingError(describe_missing(place, remedy))
+                raise InputMissingError(describe_missing_path(place, remedy))
         raise SettingsError(
             [
                 f"store: one is compared on, and {len(places)} are given; --runs compares finished runs"
@@ -120,12 +126,12 @@ def _frameworks(places: list[str], given: dict[str, Any], by: str | None, out: P
         )
     if by is not None:
         raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
-    require_packages()
+    require_compare_packages()
     from batchloom.analysis.compare import comparison as comparing  # noqa: PLC0415 - needs torch
 
     spec = comparing.CompareSpec(store=places[0] if places else None, **given)
     console = plain_console(stderr=True)
-    return comparing.compare(spec, lambda line: console.print(visible(line)), out)
+    return comparing.compare(spec, lambda line: console.print(escape_unprintable(line)), out)
 
 
 def _is_path(place: str) -> bool:
@@ -133,44 +139,44 @@ def _is_path(place: str) -> bool:
     return Path(place).exists() or Path(f"{place}.idx").exists()
 
 
-def _runs(places: list[str], given: dict[str, Any], by: str | None) -> "Found":
+def _compare_run_logs(places: list[str], given: dict[str, Any], by: str | None) -> "AnyComparison":
     problems = [
         f"{name}: is of frameworks that are run; --runs reads what was"
         for name in given
-        if name not in _RUN_OPTIONS
+        if name not in _RUN_ONLY_OPTIONS
     ]
     if not places:
         problems.append("runs: missing; give the logs or the folders of finished runs")
     if by not in (None, "step", "tokens"):
         problems.append(f"by: {by!r} is neither step nor tokens")
-    if "tolerance" in given and not is_amount(given["tolerance"]):
+    if "tolerance" in given and not is_positive_number(given["tolerance"]):
         problems.append(f"tolerance: {given['tolerance']} is no number above 0")
     raise_problems(problems)
-    require_packages()
-    curves = [read_run(place) for place in places]
-    return beside(curves, "tokens" if by == "tokens" else "step", given.get("tolerance"))
+    require_compare_packages()
+    curves = [read_loss_curve(place) for place in places]
+    return compare_runs(curves, "tokens" if by == "tokens" else "step", given.get("tolerance"))
 
 
-def _tell(found: "Found", out: Path, *, as_json: bool) -> int:
+def _print_comparison(found: "AnyComparison", out: Path, *, as_json: bool) -> int:
     from batchloom.analysis.compare import compare_output as written, compare_report as told  # noqa: PLC0415 - needs torch
 
-    files = written.write(found, out)
+    files = written.write_comparison(found, out)
     if as_json:
-        print(json.dumps(told.plain_of(found), ensure_ascii=False))
+        print(json.dumps(told.comparison_to_plain(found), ensure_ascii=False))
         return 0 if found.agree else 1
     console = plain_console()
     if not console.is_terminal:
-        console.width = _WIDTH
+        console.width = _TABLE_WIDTH
     if found.synthetic:
-        console.print(told.banner_of(found), style="bold red")
-    table = Table(title=visible(told.title_of(found)), title_justify="left")
-    for name in told.columns_of(found):
+        console.print(told.make_banner(found), style="bold red")
+    table = Table(title=escape_unprintable(told.make_title(found)), title_justify="left")
+    for name in told.list_columns(found):
         table.add_column(name)
-    for row in told.rows_of(found):
-        table.add_row(*map(visible, row))
+    for row in told.make_table_rows(found):
+        table.add_row(*map(escape_unprintable, row))
     console.print(table, soft_wrap=False)
-    for sentence in told.sentences_of(found):
-        console.print(visible(sentence))
-    console.print(told.verdict_of(found), style="bold" if found.agree else "bold red")
+    for sentence in told.describe_comparison(found):
+        console.print(escape_unprintable(sentence))
+    console.print(told.describe_verdict(found), style="bold" if found.agree else "bold red")
     console.print(f"Written: {', '.join(str(file) for file in files)}")
     return 0 if found.agree else 1

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from batchloom.chat import parse_mapping
-from batchloom.cli.prepare import Display, marker
+from batchloom.cli.prepare import ProgressDisplay, unescape_marker
 from batchloom.cli.terminal import plain_console
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 from batchloom.preparation import convert as convert_rows
-from batchloom.preparation.conversion import Converted
+from batchloom.preparation.conversion import ConversionResult
 
 
 def convert(
@@ -63,14 +63,14 @@ def convert(
     ] = False,
 ) -> None:
     """Write the rows of any input into one file of JSON lines, JSON or Parquet, untouched."""
-    with Display() as display:
+    with ProgressDisplay() as display:
         done = convert_rows(
             inputs,
             out=out,
             mapping=parse_mapping(map_) if map_ is not None else None,
             columns=[name.strip() for name in columns.split(",")] if columns is not None else None,
             text_field=text_field,
-            split_on=marker(split_on),
+            split_on=unescape_marker(split_on),
             max_bad=max_bad,
             force=force,
             follow_links=follow_links,
@@ -81,11 +81,11 @@ def convert(
     if as_json and done.path is not None:
         print(json.dumps(dataclasses.asdict(done), default=str))
         return
-    console.print(_summary(done), markup=False)
+    console.print(_format_summary(done), markup=False)
 
 
-def _summary(done: Converted) -> str:
+def _format_summary(done: ConversionResult) -> str:
     size = f", {done.bytes / 1e6:,.1f} MB" if done.path else ""
-    bad = f"; {counted(done.quarantined, 'bad record')} left out" if done.quarantined else ""
+    bad = f"; {format_count(done.quarantined, 'bad record')} left out" if done.quarantined else ""
     where = f" (see {done.quarantine})" if done.quarantine else ""
-    return f"{done.path or 'standard output'}: {counted(done.rows, 'row')}{size}{bad}{where}."
+    return f"{done.path or 'standard output'}: {format_count(done.rows, 'row')}{size}{bad}{where}."

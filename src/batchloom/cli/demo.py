@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from batchloom.cli.train import say
-from batchloom.train import require_packages
+from batchloom.cli.train import print_line
+from batchloom.train import require_train_packages
 
 
 def demo(
@@ -20,11 +20,11 @@ def demo(
 
     The text is on every machine that has Python: no network, no account.
     """
-    require_packages()
+    require_train_packages()
     from batchloom.train import run_demo  # noqa: PLC0415 - torch takes seconds
 
     try:
-        run_demo(out, steps, say)
+        run_demo(out, steps, print_line)
     except KeyboardInterrupt:
         typer.echo(f"\nStopped; the same command begins again in {out}.", err=True)
         raise typer.Exit(130) from None

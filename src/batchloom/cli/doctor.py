@@ -7,14 +7,20 @@ import typer
 from rich.console import Console
 
 import batchloom
-from batchloom.analysis.doctor import Diagnosis, LengthFacts, PreparedFacts, SourceFacts, unread
+from batchloom.analysis.doctor import (
+    Diagnosis,
+    LengthFacts,
+    PreparedFacts,
+    SourceFacts,
+    make_unread_diagnosis,
+)
 from batchloom.chat import parse_mapping
-from batchloom.cli.prepare import Display, marker, media_given
-from batchloom.cli.terminal import plain_console, print_preview, without_secrets
+from batchloom.cli.prepare import ProgressDisplay, collect_media_settings, unescape_marker
+from batchloom.cli.terminal import plain_console, print_preview, redact_urls
 from batchloom.core.errors import BatchloomError, SettingsError
-from batchloom.core.wording import counted, duration, megabytes, visible
+from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 
-_LABEL = 14
+_LABEL_WIDTH = 14
 
 
 def doctor(
@@ -97,7 +103,7 @@ def doctor(
     Nothing is written. Exit code 0: sound, 1: faulty or not there, 2: wrong options.
     """
     try:
-        with Display() as display:
+        with ProgressDisplay() as display:
             found = batchloom.doctor(
                 inputs,
                 tokenizer=tokenizer,
@@ -105,9 +111,9 @@ def doctor(
                 text_field=text_field,
                 mapping=parse_mapping(map_) if map_ is not None else None,
                 ignore=ignore,
-                split_on=marker(split_on),
+                split_on=unescape_marker(split_on),
                 normalize=normalize,
-                media=media_given(processor, data_folder),
+                media=collect_media_settings(processor, data_folder),
                 max_bad=max_bad,
                 template=template,
                 train_on=train_on,  # type: ignore[arg-type]  # the recipe checks it
@@ -123,25 +129,25 @@ def doctor(
     except BatchloomError as error:
         if isinstance(error, SettingsError) or not as_json:
             raise
-        found = unread(inputs, without_secrets(str(error), inputs))
-    return _tell(found, as_json=as_json)
+        found = make_unread_diagnosis(inputs, redact_urls(str(error), inputs))
+    return _report_diagnosis(found, as_json=as_json)
 
 
-def _tell(found: Diagnosis, *, as_json: bool) -> int:
+def _report_diagnosis(found: Diagnosis, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found.plain()))
     else:
-        _print(plain_console(), found)
+        _print_diagnosis(plain_console(), found)
     return 0 if found.sound else 1
 
 
-def _print(console: Console, found: Diagnosis) -> None:
+def _print_diagnosis(console: Console, found: Diagnosis) -> None:
     for source in found.sources:
         _print_source(console, source, exact=found.exact)
     for prepared in found.prepared:
         _print_prepared(console, prepared)
     if found.sources:
-        _print_whole(console, found)
+        _print_totals(console, found)
     shown = [one for source in found.sources for one in source.preview]
     shown += [one for prepared in found.prepared for one in prepared.preview]
     print_preview(console, shown)
@@ -151,25 +157,26 @@ def _print(console: Console, found: Diagnosis) -> None:
         ("FAULT", "red", found.faults),
     ):
         for sentence in sentences:
-            console.print(f"{kind}: {visible(sentence)}", style=style)
+            console.print(f"{kind}: {escape_unprintable(sentence)}", style=style)
     for bad in found.bad:
-        console.print(f"bad record: {visible(bad.sentence)}", style="red")
+        console.print(f"bad record: {escape_unprintable(bad.sentence)}", style="red")
     if found.bad_seen > len(found.bad):
         console.print(f"bad records: {found.bad_seen - len(found.bad):,} more", style="red")
-    verdict = "sound" if found.sound else counted(len(found.faults), "fault")
-    console.print(f"{'verdict:':{_LABEL}} {verdict}")
+    verdict = "sound" if found.sound else format_count(len(found.faults), "fault")
+    console.print(f"{'verdict:':{_LABEL_WIDTH}} {verdict}")
     unread = [one.path for one in found.prepared if one.kind == "store" and not one.checked]
     if found.sound and unread:
         console.print(
-            f"{'':{_LABEL}} Bytes of {visible(unread[0])} were not compared with their checksums; batchloom check "
+            f"{'':{_LABEL_WIDTH}} Bytes of {escape_unprintable(unread[0])} were not compared with their checksums; "
+            f"batchloom check "
             "does that, and doctor --full."
         )
     for command in found.commands:
-        console.print(f"{'next:':{_LABEL}} {command}")
+        console.print(f"{'next:':{_LABEL_WIDTH}} {command}")
 
 
-def _row(console: Console, label: str, fact: str) -> None:
-    console.print(f"  {label + ':':{_LABEL}} {visible(fact)}")
+def _print_row(console: Console, label: str, fact: str) -> None:
+    console.print(f"  {label + ':':{_LABEL_WIDTH}} {escape_unprintable(fact)}")
 
 
 def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None:
@@ -177,19 +184,19 @@ def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None
     more = f" and {source.files - 1:,} more that are read alike" if source.files > 1 else ""
     packed = f", {source.compression}" if source.compression else ""
     console.print(
-        f"{visible(source.name)}{more}: {source.format}{packed}, {about if more else ''}"
-        f"{megabytes(source.bytes)}",
+        f"{escape_unprintable(source.name)}{more}: {source.format}{packed}, {about if more else ''}"
+        f"{format_size(source.bytes)}",
         style="bold",
     )
     if source.detected:
         columns = ", ".join(f"{role}={'|'.join(names)}" for role, names in source.mapping.items())
-        _row(console, "detected", source.detected + (f" ({columns})" if columns else ""))
+        _print_row(console, "detected", source.detected + (f" ({columns})" if columns else ""))
     if source.unused:
-        _row(console, "unused", ", ".join(source.unused))
+        _print_row(console, "unused", ", ".join(source.unused))
     if not source.records:
         return
     dropped = "".join(f", {count:,} left out: {rule}" for rule, count in source.dropped.items())
-    _row(
+    _print_row(
         console,
         "records",
         f"{about}{source.records:,} ({source.documents:,} documents, {source.empty:,} empty, {source.bad:,} bad"
@@ -197,22 +204,23 @@ def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None
     )
     for kind, some in source.media.items():
         each = "video frame" if kind == "video" else kind
-        _row(
+        _print_row(
             console,
             kind,
-            f"{about}{counted(some.media, each)} in {counted(some.documents, 'document')}: {some.tokens:,} tokens",
+            f"{about}{format_count(some.media, each)} in {format_count(some.documents, 'document')}: "
+            f"{some.tokens:,} tokens",
         )
     for label, lengths in (("characters", source.characters), ("tokens", source.tokens)):
         if lengths is not None:
-            _row(console, label, _lengths(lengths, exact=exact))
+            _print_row(console, label, _format_lengths(lengths, exact=exact))
     if source.total_tokens:
         share = (source.trained_tokens or 0) / source.total_tokens
-        _row(
+        _print_row(
             console, "tokens in all", f"{about}{source.total_tokens:,}, {share:.1%} of them trained"
         )
 
 
-def _lengths(lengths: LengthFacts, *, exact: bool) -> str:
+def _format_lengths(lengths: LengthFacts, *, exact: bool) -> str:
     said = (
         f"mean {lengths.mean:,.1f}, median {lengths.median:,}, 95 % up to {lengths.p95:,}, longest "
         f"{lengths.longest:,}"
@@ -223,35 +231,37 @@ def _lengths(lengths: LengthFacts, *, exact: bool) -> str:
 def _print_prepared(console: Console, prepared: PreparedFacts) -> None:
     found = prepared.inspection
     state = "not made a store yet" if prepared.kind == "ids" else "prepared already"
-    console.print(f"{visible(prepared.path)}: {prepared.kind}, {state}", style="bold")
+    console.print(f"{escape_unprintable(prepared.path)}: {prepared.kind}, {state}", style="bold")
     if found is None:
         return
     split = f" [{found.split}]" if found.split else ""
     fill = next(one for one in found.efficiencies if one.packing == "best_fit").fill
-    _row(
+    _print_row(
         console,
         "holds" + split,
         f"{found.documents:,} documents, {found.tokens:,} tokens ({found.dtype}), longest {found.longest:,}",
     )
-    _row(console, "packing", f"{fill:.2%} full at seq_len {found.seq_len:,}")
-    _row(
+    _print_row(console, "packing", f"{fill:.2%} full at seq_len {found.seq_len:,}")
+    _print_row(
         console,
         "verified",
         "every byte" if prepared.checked else "its index only (--full: every byte)",
     )
 
 
-def _print_whole(console: Console, found: Diagnosis) -> None:
+def _print_totals(console: Console, found: Diagnosis) -> None:
     about = "" if found.exact else "about "
     console.print(
-        f"all: {counted(found.files, 'file')}, {megabytes(found.bytes)}, {about}{counted(found.documents, 'document')}",
+        f"all: {format_count(found.files, 'file')}, {format_size(found.bytes)}, "
+        f"{about}{format_count(found.documents, 'document')}",
         style="bold",
     )
     if not found.exact:
-        _row(
+        _print_row(
             console,
             "sample",
-            f"{megabytes(found.read_bytes)} of {megabytes(found.bytes)} were read: counts are estimates, --full reads "
+            f"{format_size(found.read_bytes)} of {format_size(found.bytes)} were read: counts are estimates, "
+            f"--full reads "
             "everything",
         )
     if found.duplicates and found.duplicates.documents:
@@ -263,7 +273,7 @@ def _print_whole(console: Console, found: Diagnosis) -> None:
             else "kept"
         )
         then = f"; prepare: {fate}" if copies.repeated else ""
-        _row(
+        _print_row(
             console,
             "duplicates",
             f"{copies.repeated:,} of {copies.documents:,} documents ({copies.share:.2%}){seen}{then}",
@@ -271,22 +281,24 @@ def _print_whole(console: Console, found: Diagnosis) -> None:
     if found.tokenizer and found.tokens is not None:
         one = found.tokenizer
         template = f", template {one.template}" if one.template else ""
-        _row(console, "tokenizer", f"{one.name} ({one.vocab_size:,} ids, {one.engine}{template})")
-        _row(console, "tokens", f"{about}{found.tokens:,}")
+        _print_row(
+            console, "tokenizer", f"{one.name} ({one.vocab_size:,} ids, {one.engine}{template})"
+        )
+        _print_row(console, "tokens", f"{about}{found.tokens:,}")
     if found.packing:
         pack = found.packing
         steps = f", {pack.steps:,} steps of {pack.global_batch_size:,}" if pack.steps else ""
-        _row(
+        _print_row(
             console,
             "packing",
-            f"{about}{counted(pack.sequences, 'sequence')} of {pack.seq_len:,}{steps}: {pack.fill:.2%} full with "
+            f"{about}{format_count(pack.sequences, 'sequence')} of {pack.seq_len:,}{steps}: {pack.fill:.2%} full with "
             f"{pack.packing}; no packing of these lengths exceeds {pack.bound:.2%}",
         )
     if found.seconds is not None and found.store_bytes is not None:
-        _row(
+        _print_row(
             console,
             "prepare",
-            f"about {duration(found.seconds)} on this machine, {megabytes(found.store_bytes)} on disk",
+            f"about {format_duration(found.seconds)} on this machine, {format_size(found.store_bytes)} on disk",
         )
     for way in found.ways:
         steps = (
@@ -298,7 +310,10 @@ def _print_whole(console: Console, found: Diagnosis) -> None:
             steps = steps if way.steps else "exact steps of every epoch"
         else:
             first = "streamed"
-            start = f"first batch after about {duration(way.start_seconds)}, {counted(way.lanes or 0, 'lane')}"
-        _row(
-            console, first, f"{start}; about {megabytes(way.memory_bytes)} of memory a run; {steps}"
+            lanes = format_count(way.lanes or 0, "lane")
+            start = f"first batch after about {format_duration(way.start_seconds)}, {lanes}"
+        _print_row(
+            console,
+            first,
+            f"{start}; about {format_size(way.memory_bytes)} of memory a run; {steps}",
         )

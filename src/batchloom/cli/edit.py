@@ -7,15 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from batchloom import Edit
-from batchloom.batches import mixture_from
+from batchloom.batches import read_mixture
 from batchloom.cli.terminal import plain_console
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import shown
-from batchloom.core.wording import counted
+from batchloom.core.settings import quote_value
+from batchloom.core.wording import format_count
 from batchloom.core.yaml_reader import parse_yaml
-from batchloom.train import PATIENCE, require_packages
+from batchloom.train import STARTUP_TIMEOUT_S, require_train_packages
 
-_SHOWN = 20
+_MAX_LISTED = 20
 
 
 def edit(
@@ -55,7 +55,7 @@ def edit(
     note: Annotated[str, typer.Option(help="Why, for whoever reads the journal.")] = "",
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds in which a run that trains is to answer.")
-    ] = PATIENCE,
+    ] = STARTUP_TIMEOUT_S,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would change, and leave all as it is.")
     ] = False,
@@ -65,12 +65,12 @@ def edit(
     The edit is appended to the journal in the run's newest checkpoint; train --resume goes on by it. A run that
     trains is handed the edit, and takes it between two steps or refuses it.
     """
-    require_packages()
+    require_train_packages()
     asked = Edit(
         step=at_step,
-        weights=None if weights is None else _weights(weights),
+        weights=None if weights is None else _parse_weights(weights),
         skip=skip,
-        ban=_bans(ban or []),
+        ban=_parse_bans(ban or []),
         global_batch_size=global_batch_size,
         seq_len=seq_len,
         note=note,
@@ -82,7 +82,7 @@ def edit(
     # torch takes seconds
     from batchloom.train import edit_run  # noqa: PLC0415
 
-    given: Any = data if mixture is None else mixture_from(mixture)
+    given: Any = data if mixture is None else read_mixture(mixture)
     console = plain_console()
     try:
         found = edit_run(
@@ -103,31 +103,31 @@ def edit(
             console.print(f"- {line}")
     for line in found.after:
         console.print(f"+ {line}" if line not in found.before else f"  {line}")
-    console.print(json.dumps(_told(found.entry), ensure_ascii=False))
+    console.print(json.dumps(_summarize_entry(found.entry), ensure_ascii=False))
     where = f"{found.checkpoint} (edit {found.number} of its journal)"
     if found.checkpoint is None:
         console.print(
-            f"Taken by the run; it holds after {counted(at_step, 'step')} (edit {found.number} of its journal, "
+            f"Taken by the run; it holds after {format_count(at_step, 'step')} (edit {found.number} of its journal, "
             f"fingerprint {found.entry['fingerprint']}); its next checkpoint has it."
         )
         return
     console.print(f"Would be written to {where}." if dry_run else f"Written to {where}.")
 
 
-def _told(entry: dict[str, Any]) -> dict[str, Any]:
+def _summarize_entry(entry: dict[str, Any]) -> dict[str, Any]:
     """What is said of an edit in a journal: of many banned documents how many."""
     told = {name: value for name, value in entry.items() if name != "fingerprint"}
     if "ban" in told:
         told["ban"] = {
             name: numbers
-            if len(numbers) <= _SHOWN
+            if len(numbers) <= _MAX_LISTED
             else f"{len(numbers):,} documents from {numbers[0]} to {numbers[-1]}"
             for name, numbers in told["ban"].items()
         }
     return told
 
 
-def _weights(text: str) -> Any:
+def _parse_weights(text: str) -> Any:
     if text == "size":
         return text
     if text.lstrip().startswith("{"):
@@ -141,19 +141,23 @@ def _weights(text: str) -> Any:
         except ValueError:
             number = -1.0
         if not name or not equals or name in found or number < 0:
-            problems.append(f"--weights: {shown(word)} is no NAME=WEIGHT, or a name is there twice")
+            problems.append(
+                f"--weights: {quote_value(word)} is no NAME=WEIGHT, or a name is there twice"
+            )
         found[name] = number
     if problems:
         raise SettingsError(problems)
     return found
 
 
-def _bans(words: list[str]) -> dict[str, list[int]]:
+def _parse_bans(words: list[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for word in words:
         name, colon, numbers = word.rpartition(":")
         try:
             found.setdefault(name if colon else "data", []).extend(map(int, numbers.split(",")))
         except ValueError:
-            raise SettingsError([f"--ban: {shown(word)} is no SOURCE:NUMBER,NUMBER,..."]) from None
+            raise SettingsError(
+                [f"--ban: {quote_value(word)} is no SOURCE:NUMBER,NUMBER,..."]
+            ) from None
     return found

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 import batchloom
-from batchloom.analysis import ExplainedSequence, ExplainedSpan, Showing, when_and_why
-from batchloom.analysis.plan_questions import Asked, is_endless, mark_of, plan_asked
+from batchloom.analysis import ExplainedSequence, ExplainedSpan, ServedSequence, find_serving_steps
+from batchloom.analysis.plan_questions import PlanRequest, is_endless, make_data_label, resolve_plan
 from batchloom.cli.terminal import plain_console, plan_options as order
-from batchloom.core.wording import counted, visible
+from batchloom.core.wording import escape_unprintable, format_count
 
 
 def explain(
@@ -49,23 +49,23 @@ def explain(
     as_json: order.AsJson = False,
 ) -> None:
     """Show what a step holds: each sequence's documents, where they came from, and how they begin."""
-    asked = Asked(
+    asked = PlanRequest(
         store=store,
         mixture=mixture,
         checkpoint=checkpoint,
         split=split,
         generation=generation,
-        settings=order.settings_in(locals()),
+        settings=order.select_plan_settings(locals()),
     )
-    with order.told():
-        plan, _ = plan_asked(asked)
+    with order.log_to_stderr():
+        plan, _ = resolve_plan(asked)
         found = batchloom.explain(plan, step, rank=rank, world_size=world_size, row=row, text=text)
     if as_json:
         plain = [dataclasses.asdict(sequence) for sequence in found]
-        about = {"step": step, "fingerprint": plan.fingerprint, **mark_of(plan)}
+        about = {"step": step, "fingerprint": plan.fingerprint, **make_data_label(plan)}
         print(json.dumps({**about, "sequences": plain}, ensure_ascii=False))
         return
-    console, mark = plain_console(), "".join(f"  {k}={v}" for k, v in mark_of(plan).items())
+    console, mark = plain_console(), "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
     console.print(f"step {step:,} of plan {plan.fingerprint}{mark}")
     for sequence in found:
         _print_sequence(console.print, sequence, world_size)
@@ -75,19 +75,19 @@ def _print_sequence(
     say: Callable[[str], None], one: ExplainedSequence, world_size: int | None
 ) -> None:
     ranks = f", rank {one.rank} row {one.rank_row}" if world_size else ""
-    held = counted(len(one.spans), "span") if one.spans else "empty: past the end of the run"
+    held = format_count(len(one.spans), "span") if one.spans else "empty: past the end of the run"
     say(f"row {one.row}{ranks}, position {one.position:,}: {held}, padding {one.padding:,}")
     for span in one.spans:
-        say("  " + _span_line(span))
+        say("  " + _format_span(span))
 
 
-def _span_line(span: ExplainedSpan) -> str:
+def _format_span(span: ExplainedSpan) -> str:
     part = (
         f"all {span.document_tokens:,} tokens"
         if span.stop - span.start == span.document_tokens
         else f"tokens {span.start:,}-{span.stop:,} of {span.document_tokens:,}"
     )
-    facts = [f"{visible(span.source)} document {span.document:,}", part]
+    facts = [f"{escape_unprintable(span.source)} document {span.document:,}", part]
     if span.banned:
         facts.append("banned: served as padding")
     elif span.removed:
@@ -98,10 +98,10 @@ def _span_line(span: ExplainedSpan) -> str:
         where = span.origin.line or span.origin.record
         unit = "line" if span.origin.line else "record"
         facts.append(
-            f"{visible(span.origin.source)} {unit} {where:,} (byte {span.origin.offset:,})"
+            f"{escape_unprintable(span.origin.source)} {unit} {where:,} (byte {span.origin.offset:,})"
         )
     facts += [
-        f"{one.kind} {visible(one.path) or 'of the record'} ({one.stop - one.start:,} tokens)"
+        f"{one.kind} {escape_unprintable(one.path) or 'of the record'} ({one.stop - one.start:,} tokens)"
         for one in span.media
     ]
     begins = f": {span.text!r}" if span.text else ""
@@ -147,20 +147,20 @@ def when(
     as_json: order.AsJson = False,
 ) -> None:
     """Show every step and row in which a document is served, past and future."""
-    asked = Asked(
+    asked = PlanRequest(
         store=store,
         mixture=mixture,
         checkpoint=checkpoint,
         split=split,
         generation=generation,
-        settings=order.settings_in(locals()),
+        settings=order.select_plan_settings(locals()),
     )
-    with order.told():
-        plan, found = plan_asked(asked)
+    with order.log_to_stderr():
+        plan, found = resolve_plan(asked)
         done = plan.orders.course.step_at(int(found.state["position"]))[0] if found else None
         if last_step is None and done is not None and is_endless(plan):
             last_step = max(done - 1, 0)
-        showings, unserved = when_and_why(
+        showings, unserved = find_serving_steps(
             plan,
             document=document,
             source=source,
@@ -170,30 +170,32 @@ def when(
             world_size=world_size,
         )
     if as_json:
-        about = {"fingerprint": plan.fingerprint, "step": done, **mark_of(plan)}
+        about = {"fingerprint": plan.fingerprint, "step": done, **make_data_label(plan)}
         told = {
             "showings": [dataclasses.asdict(one) for one in showings],
             "unserved": [dataclasses.asdict(one) for one in unserved],
         }
         print(json.dumps({**about, **told}, ensure_ascii=False))
         return
-    mark = "".join(f"  {k}={v}" for k, v in mark_of(plan).items())
+    mark = "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
     until = f" up to step {last_step:,}" if last_step is not None else ""
     console = plain_console()
-    console.print(f"{counted(len(showings), 'sequence')}{until} of plan {plan.fingerprint}{mark}")
+    console.print(
+        f"{format_count(len(showings), 'sequence')}{until} of plan {plan.fingerprint}{mark}"
+    )
     for one in showings:
-        console.print("  " + _showing_line(one, world_size, done))
+        console.print("  " + _format_served_sequence(one, world_size, done))
     for gone in unserved:
         console.print(
-            f"  {visible(gone.source)} document {gone.document:,}: {visible(gone.reason)}."
+            f"  {escape_unprintable(gone.source)} document {gone.document:,}: {escape_unprintable(gone.reason)}."
         )
 
 
-def _showing_line(one: Showing, world_size: int | None, done: int | None) -> str:
+def _format_served_sequence(one: ServedSequence, world_size: int | None, done: int | None) -> str:
     ranks = f", rank {one.rank}" if world_size else ""
     past = "" if done is None else (" (past)" if one.step < done else " (to come)")
     ban = ", banned: served as padding" if one.banned else ""
     return (
-        f"step {one.step:,}{past}, row {one.row}{ranks}: {visible(one.source)} document {one.document:,}, "
+        f"step {one.step:,}{past}, row {one.row}{ranks}: {escape_unprintable(one.source)} document {one.document:,}, "
         f"epoch {one.epoch}{ban}"
     )

@@ -10,10 +10,10 @@ from typing import Annotated, final
 import typer
 
 from batchloom.cli.terminal import plain_console
-from batchloom.core.wording import counted, megabytes
+from batchloom.core.wording import format_count, format_size
 from batchloom.store import export_store
 
-_SECONDS_BETWEEN_LINES = 5.0
+_PROGRESS_SECONDS = 5.0
 
 
 def export(
@@ -47,15 +47,15 @@ def export(
         split=split,
         merge=merge,
         generation=generation,
-        progress=_Lines().count,
+        progress=_ExportProgress().count,
     )
     if as_json:
         print(json.dumps(dataclasses.asdict(done), default=str))
         return
     console = plain_console()
     console.print(
-        f"{done.path}: {done.documents:,} documents, {done.tokens:,} tokens in {counted(done.files, 'file')}, "
-        f"{megabytes(done.bytes)}.",
+        f"{done.path}: {done.documents:,} documents, {done.tokens:,} tokens in {format_count(done.files, 'file')}, "
+        f"{format_size(done.bytes)}.",
         markup=False,
     )
     for note in done.notes:
@@ -63,7 +63,7 @@ def export(
 
 
 @final
-class _Lines:
+class _ExportProgress:
     """Says now and then, on standard error, how many documents are written."""
 
     def __init__(self) -> None:
@@ -71,6 +71,6 @@ class _Lines:
 
     def count(self, documents: int) -> None:
         self._documents += documents
-        if time.monotonic() - self._told >= _SECONDS_BETWEEN_LINES:
+        if time.monotonic() - self._told >= _PROGRESS_SECONDS:
             self._told = time.monotonic()
             print(f"exporting: {self._documents:,} documents", file=sys.stderr)

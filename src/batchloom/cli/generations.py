@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from batchloom.cli.terminal import plain_console
-from batchloom.core.wording import counted, visible
+from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.store import compact_store, read_log, remove_documents
-from batchloom.store.maintain import Logged, Removal
+from batchloom.store.maintain import GenerationLogEntry, RemovalResult
 
-_SHOWN = 10
-_STORE = typer.Argument(help="A store's folder.")
+_MAX_LISTED = 10
+_STORE_ARGUMENT = typer.Argument(help="A store's folder.")
 
 
 def log(
-    path: Annotated[Path, _STORE],
+    path: Annotated[Path, _STORE_ARGUMENT],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
@@ -29,30 +29,30 @@ def log(
         return
     console = plain_console()
     for one in found:
-        console.print(_line(one))
+        console.print(_format_log_entry(one))
 
 
-def _line(one: Logged) -> str:
+def _format_log_entry(one: GenerationLogEntry) -> str:
     documents, tokens = sum(one.documents.values()), sum(one.tokens.values())
-    facts = [counted(documents, "document"), counted(tokens, "token")]
+    facts = [format_count(documents, "document"), format_count(tokens, "token")]
     if one.sources:
         more = f" and {len(one.sources) - 1:,} more" if len(one.sources) > 1 else ""
         facts.append(
-            f"{counted(len(one.sources), 'source')} added ({visible(one.sources[0])}{more})"
+            f"{format_count(len(one.sources), 'source')} added ({escape_unprintable(one.sources[0])}{more})"
         )
     if one.selected:
-        facts.append("sources " + ", ".join(map(visible, one.selected)))
+        facts.append("sources " + ", ".join(map(escape_unprintable, one.selected)))
     if one.recipe_fingerprint:
         facts.append(f"recipe {one.recipe_fingerprint[:12]}")
     if one.when:
-        facts.append(visible(one.when))
+        facts.append(escape_unprintable(one.when))
     if not one.readable:
         facts.append("compacted away")
     return f"{one.number:>4}  {one.made:<9}  {', '.join(facts)}"
 
 
 def remove(
-    path: Annotated[Path, _STORE],
+    path: Annotated[Path, _STORE_ARGUMENT],
     *,
     source: Annotated[
         list[str] | None,
@@ -81,35 +81,36 @@ def remove(
     if as_json:
         print(json.dumps(dataclasses.asdict(done), default=str, ensure_ascii=False))
         return
-    _tell_removal(done, dry_run=dry_run)
+    _print_removal(done, dry_run=dry_run)
 
 
-def _first(lines: Sequence[str]) -> str:
+def _format_first_lines(lines: Sequence[str]) -> str:
     """The first of some lines, and how many there are besides."""
-    more = f" and {len(lines) - _SHOWN:,} more" if len(lines) > _SHOWN else ""
-    return ", ".join(map(visible, lines[:_SHOWN])) + more
+    more = f" and {len(lines) - _MAX_LISTED:,} more" if len(lines) > _MAX_LISTED else ""
+    return ", ".join(map(escape_unprintable, lines[:_MAX_LISTED])) + more
 
 
-def _tell_removal(done: Removal, *, dry_run: bool) -> None:
+def _print_removal(done: RemovalResult, *, dry_run: bool) -> None:
     console = plain_console()
     if done.absent:
-        console.print(f"not in the store: {_first(done.absent)}")
+        console.print(f"not in the store: {_format_first_lines(done.absent)}")
     if done.left_out:
         console.print(
-            f"read, but without a document in the store: {_first(done.left_out)}. Such a record was left out when the "
+            f"read, but without a document in the store: {_format_first_lines(done.left_out)}. Such a record was "
+            f"left out when the "
             "store was made (a duplicate, dropped, empty or bad) or is compacted away. The text of a duplicate still "
             "stands under another record: the hash of the text (32 hex digits of XXH3-128) in place of the line "
             "removes it there."
         )
     if done.before:
-        console.print(f"{counted(done.before, 'document')} had been removed before.")
+        console.print(f"{format_count(done.before, 'document')} had been removed before.")
     if not done.documents:
         console.print("Nothing to remove; the store stays as it is.")
         return
     for name, documents, tokens in done.by_source:
-        console.print(f"{documents:>12,} {tokens:>15,} tokens  {visible(name)}")
-    what = f"{counted(done.documents, 'document')} of {done.tokens:,} tokens"
-    place = visible(str(done.path))
+        console.print(f"{documents:>12,} {tokens:>15,} tokens  {escape_unprintable(name)}")
+    what = f"{format_count(done.documents, 'document')} of {done.tokens:,} tokens"
+    place = escape_unprintable(str(done.path))
     if dry_run:
         left = " No document would be left." if done.emptied else ""
         console.print(f"{what} would be removed from {place}; nothing was changed.{left}")
@@ -130,7 +131,7 @@ def _tell_removal(done: Removal, *, dry_run: bool) -> None:
 
 
 def compact(
-    path: Annotated[Path, _STORE],
+    path: Annotated[Path, _STORE_ARGUMENT],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -142,9 +143,9 @@ def compact(
     if as_json:
         print(json.dumps(dataclasses.asdict(done), default=str, ensure_ascii=False))
         return
-    console, place = plain_console(), visible(str(done.path))
+    console, place = plain_console(), escape_unprintable(str(done.path))
     if not done.made:
-        left = f"; {counted(done.files, 'file')} left over deleted" if done.files else ""
+        left = f"; {format_count(done.files, 'file')} left over deleted" if done.files else ""
         console.print(
             f"Nothing to compact: {place} is one generation, and no document of it is removed{left}."
         )
@@ -152,6 +153,7 @@ def compact(
     ended = ", ".join(map(str, done.ended))
     console.print(
         f"{place} is generation {done.generation} now; {ended} can be opened no longer. "
-        f"{counted(done.documents, 'removed document')} left for good, {counted(done.shards, 'shard')} written anew, "
-        f"{counted(done.files, 'file')} deleted."
+        f"{format_count(done.documents, 'removed document')} left for good, {format_count(done.shards, 'shard')} "
+        f"written anew, "
+        f"{format_count(done.files, 'file')} deleted."
     )

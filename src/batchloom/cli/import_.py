@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from batchloom.cli.prepare import Display, parse_size, print_result
+from batchloom.cli.prepare import ProgressDisplay, parse_size, print_result
 from batchloom.cli.terminal import plain_console
 from batchloom.core.errors import SettingsError
-from batchloom.preparation.imports import How, ImportSpec, run_import
+from batchloom.preparation.imports import ImportSpec, LinkMode, run_import
 
 
 def import_(
@@ -73,7 +73,7 @@ def import_(
     """Make a store around files of token ids, which stay as they are (hard links, no copy)."""
     if copy and symlink:
         raise SettingsError(["how: --copy and --symlink exclude each other"])
-    how: How = "copy" if copy else "symlink" if symlink else "link"
+    how: LinkMode = "copy" if copy else "symlink" if symlink else "link"
     spec = ImportSpec(
         inputs=tuple(inputs),
         val=tuple(val or ()),
@@ -87,7 +87,7 @@ def import_(
         tokens_per_shard=parse_size(tokens_per_shard),
         how=how,
     )
-    with Display() as display:
+    with ProgressDisplay() as display:
         result = run_import(spec, out, display.show)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=str) + b"\n")

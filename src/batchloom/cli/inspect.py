@@ -12,12 +12,12 @@ from rich.table import Table
 import batchloom
 from batchloom.analysis import Inspection
 from batchloom.cli.terminal import plain_console
-from batchloom.core.wording import counted, visible
-from batchloom.preparation import share_notes
+from batchloom.core.wording import escape_unprintable, format_count
+from batchloom.preparation import describe_missed_shares
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest
-from batchloom.store.format import of_generation
+from batchloom.store.format import format_generation_file_name
 
-_BAR = 40
+_BAR_WIDTH = 40
 
 
 def inspect(
@@ -51,26 +51,31 @@ def inspect(
     _print_packing(console, found)
     # Of a generation without an own one it is the page of the last that has one.
     numbers = range(found.generation or 1, 0, -1)
-    pages = (Path(path) / of_generation(PAGE_NAME, number) for number in numbers)
+    pages = (Path(path) / format_generation_file_name(PAGE_NAME, number) for number in numbers)
     if page := next((one for one in pages if one.is_file()), None):
-        console.print(f"report: {visible(str(page))}")
+        console.print(f"report: {escape_unprintable(str(page))}")
     for number, text in enumerate(found.first):
         console.print(f"document {number} begins {text!r}")
 
 
 def _print_counts(console: Console, found: Inspection) -> None:
     split = f" [{found.split}]" if found.split else ""
-    documents, shards = counted(found.documents, "document"), counted(found.shards, "shard")
+    documents, shards = (
+        format_count(found.documents, "document"),
+        format_count(found.shards, "shard"),
+    )
     console.print(
-        f"{visible(str(found.path))}{split}: {documents}, {found.tokens:,} tokens ({found.dtype}) in {shards}",
+        f"{escape_unprintable(str(found.path))}{split}: {documents}, {found.tokens:,} tokens ({found.dtype}) in "
+        f"{shards}",
     )
     if found.generation is not None and found.generation > 1:
         console.print(
-            f"generation {found.generation} (batchloom log {visible(str(found.path))} lists all)"
+            f"generation {found.generation} (batchloom log {escape_unprintable(str(found.path))} lists all)"
         )
     if found.removed:
         console.print(
-            f"{counted(found.removed, 'document')} of these removed: read as end tokens that are not trained, until "
+            f"{format_count(found.removed, 'document')} of these removed: read as end tokens that are not trained, "
+            f"until "
             "batchloom compact"
         )
     if found.preferences:
@@ -79,8 +84,8 @@ def _print_counts(console: Console, found: Inspection) -> None:
     for kind, some in found.media.items():
         each = "video frame" if kind == "video" else kind
         console.print(
-            f"{counted(some.media, each)} in {counted(some.documents, 'document')}: {some.tokens:,} tokens, "
-            f"{some.tokens / found.tokens:.1%} of all ({visible(found.processor)})"
+            f"{format_count(some.media, each)} in {format_count(some.documents, 'document')}: {some.tokens:,} tokens, "
+            f"{some.tokens / found.tokens:.1%} of all ({escape_unprintable(found.processor)})"
         )
     console.print(
         f"lengths in tokens: shortest {found.shortest:,}, median {found.median:,.0f}, mean {found.mean:,.1f}, "
@@ -89,7 +94,7 @@ def _print_counts(console: Console, found: Inspection) -> None:
     most = max(count for _, _, count in found.histogram)
     for low, below, count in found.histogram:
         console.print(
-            f"{low:>10,} - {below - 1:<10,} {count:>12,} {'#' * round(_BAR * count / most)}",
+            f"{low:>10,} - {below - 1:<10,} {count:>12,} {'#' * round(_BAR_WIDTH * count / most)}",
         )
 
 
@@ -99,7 +104,7 @@ def _print_shares(console: Console, path: str, generation: int | None) -> None:
         return
     manifest = read_manifest(Path(path), generation)
     subsets, recipe = manifest.subsets.values(), manifest.recipe
-    notes = share_notes(
+    notes = describe_missed_shares(
         {name: recipe.get(f"{name}_fraction") or 0.0 for name in ("val", "test")},
         {name: subset.kept[1] for name, subset in manifest.subsets.items()},
         sum(subset.kept[0] for subset in subsets),

@@ -7,26 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from batchloom.analysis import Forecast, SourceForecast, forecast
+from batchloom.analysis import PlanForecast, SourceForecast, forecast_plan
 from batchloom.analysis.plan_questions import (
-    Asked,
-    Entry,
-    Mixing,
+    JournalEntry,
+    MixingMeasure,
+    PlanRequest,
     adopt_tables,
-    entry_of,
-    journal_of,
-    mark_of,
-    plan_asked,
+    make_data_label,
+    make_journal_entry,
     read_checkpoint,
+    read_journal,
+    resolve_plan,
     write_tables,
 )
 from batchloom.cli.terminal import plain_console, plan_options as order
 from batchloom.core.errors import SettingsError
-from batchloom.core.wording import counted, visible
+from batchloom.core.wording import escape_unprintable, format_count
 
 # Changes of the shares, and sources of each, that are printed.
-_SHOWN = 6
-_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+_MAX_LISTED = 6
+_SIZE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def plan(
@@ -74,31 +74,31 @@ def plan(
 ) -> None:
     """Look ahead at a run from lengths alone: steps, epochs, padding, mixture, bytes, mixing, hours."""
     if journal is not None:
-        _tell_journal(journal, as_json=as_json)
+        _print_journal(journal, as_json=as_json)
         return
-    asked = Asked(
+    asked = PlanRequest(
         store=store,
         mixture=mixture,
         assume=assume,
         checkpoint=checkpoint,
         split=split,
         generation=generation,
-        settings=order.settings_in(locals()),
+        settings=order.select_plan_settings(locals()),
     )
     if write and assume is not None:
         raise SettingsError(
             ["write: there is no store to keep tables of; leave --assume or --write out"]
         )
-    with order.told():
-        made, _ = plan_asked(asked)
+    with order.log_to_stderr():
+        made, _ = resolve_plan(asked)
         written = write_tables(made) if write else ()
         adopt_tables(made)
-        found = forecast(
+        found = forecast_plan(
             made,
             tokens_per_second=tokens_per_second,
             world_size=1 if world_size is None else world_size,
         )
-    mark, edits = mark_of(made), [entry_of(edit) for edit in made.journal]
+    mark, edits = make_data_label(made), [make_journal_entry(edit) for edit in made.journal]
     if as_json:
         plain = {
             **dataclasses.asdict(found),
@@ -108,12 +108,12 @@ def plan(
         }
         print(json.dumps(plain, ensure_ascii=False))
         return
-    _tell(found, edits, "".join(f"  {name}={value}" for name, value in mark.items()))
+    _print_forecast(found, edits, "".join(f"  {name}={value}" for name, value in mark.items()))
     for path in written:
-        plain_console().print(f"written: {visible(str(path))}")
+        plain_console().print(f"written: {escape_unprintable(str(path))}")
 
 
-def _tell(found: Forecast, edits: list[Entry], mark: str) -> None:
+def _print_forecast(found: PlanForecast, edits: list[JournalEntry], mark: str) -> None:
     console = plain_console()
     about, near = "" if found.exact else "about ", "" if found.exact_tokens else "about "
 
@@ -126,9 +126,9 @@ def _tell(found: Forecast, edits: list[Entry], mark: str) -> None:
         f"{about}{found.sequences:,} sequences, {near}{found.tokens:,} tokens"
     )
     if found.empty:
-        say(f"{about}{counted(found.empty, 'sequence')} without loss fill the last step")
+        say(f"{about}{format_count(found.empty, 'sequence')} without loss fill the last step")
     if found.skipped:
-        say(f"edits leave out {counted(found.skipped, 'sequence')}")
+        say(f"edits leave out {format_count(found.skipped, 'sequence')}")
     say(
         f"padding: {near}{found.padding:.3%} of the run's places; no packing of whole documents, as many of each "
         f"source as are served, has less than {about}{found.least_padding:.3%}"
@@ -139,25 +139,25 @@ def _tell(found: Forecast, edits: list[Entry], mark: str) -> None:
             "window of --group-by-length"
         )
     each = (
-        f", {_bytes(found.rank_bytes)} by each of {found.world_size:,} ranks"
+        f", {_format_bytes(found.rank_bytes)} by each of {found.world_size:,} ranks"
         if found.world_size > 1
         else ""
     )
-    say(f"token ids read: {near}{_bytes(found.bytes)}{each}")
+    say(f"token ids read: {near}{_format_bytes(found.bytes)}{each}")
     if found.hours is not None:
         say(f"{about}{found.hours:,.2f} hours, padding included")
-    for line in [*_shares_lines(found), *(f"edit {_edit_line(entry)}" for entry in edits)]:
+    for line in [*_format_shares(found), *(f"edit {_format_edit(entry)}" for entry in edits)]:
         say(line)
     for source in found.sources:
-        for line in _lines(source, found):
+        for line in _format_source_lines(source, found):
             say(line)
     if not found.exact:
         remedy = "" if found.assumed else "; batchloom plan --write counts all of them, once"
         say(f"about: from a sample of the pools{remedy}")
 
 
-def _lines(source: SourceForecast, found: Forecast) -> list[str]:
-    name = visible(source.name) + (" (assumed)" if source.assumed else "")
+def _format_source_lines(source: SourceForecast, found: PlanForecast) -> list[str]:
+    name = escape_unprintable(source.name) + (" (assumed)" if source.assumed else "")
     near = "" if found.exact_tokens else "about "
     served = f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of all"
     has = f"{source.documents:,} documents, {source.tokens:,} tokens"
@@ -174,30 +174,32 @@ def _lines(source: SourceForecast, found: Forecast) -> list[str]:
             f"{name}: {near}{source.dropped:,} documents of an epoch are too long; {source.lost:,} tokens are left out"
         )
     if source.exhausted is not None:
-        lines.append(f"{name}: exhausted after {counted(source.exhausted, 'step')}")
+        lines.append(f"{name}: exhausted after {format_count(source.exhausted, 'step')}")
     elif source.through is not None and source.through < found.steps - 1:
-        done = counted(source.through + 1, "step")
+        done = format_count(source.through + 1, "step")
         lines.append(f"{name}: passed through once after {done}, and begins again")
     if source.mixing is not None:
-        lines.append(_mixing_line(name, source.mixing))
+        lines.append(_format_mixing(name, source.mixing))
     return lines
 
 
-def _shares_lines(found: Forecast) -> list[str]:
+def _format_shares(found: PlanForecast) -> list[str]:
     lines = []
-    for held in found.shares[:_SHOWN]:
+    for held in found.shares[:_MAX_LISTED]:
         largest = sorted(held.shares, key=lambda name: (-held.shares[name], name))
-        more = f" and {len(largest) - _SHOWN:,} more" if len(largest) > _SHOWN else ""
-        named = ", ".join(f"{visible(name)} {held.shares[name]:.2%}" for name in largest[:_SHOWN])
-        since = f", after {counted(held.step, 'step')}" if held is not found.shares[0] else ""
+        more = f" and {len(largest) - _MAX_LISTED:,} more" if len(largest) > _MAX_LISTED else ""
+        named = ", ".join(
+            f"{escape_unprintable(name)} {held.shares[name]:.2%}" for name in largest[:_MAX_LISTED]
+        )
+        since = f", after {format_count(held.step, 'step')}" if held is not found.shares[0] else ""
         lines.append(f"shares: {named}{more} of the sequences{since}")
-    if len(found.shares) > _SHOWN:
-        later = len(found.shares) - _SHOWN
+    if len(found.shares) > _MAX_LISTED:
+        later = len(found.shares) - _MAX_LISTED
         lines.append(f"shares: {later:,} later changes are not shown; --json has them")
     return lines
 
 
-def _mixing_line(name: str, mixing: Mixing) -> str:
+def _format_mixing(name: str, mixing: MixingMeasure) -> str:
     together = f"{mixing.block:,} neighbours" if mixing.block > 1 else "single documents"
     drawn = f"about {mixing.documents:,.0f} documents from {mixing.blocks:,.0f} places of the store"
     if mixing.documents < 1:
@@ -208,47 +210,47 @@ def _mixing_line(name: str, mixing: Mixing) -> str:
     )
 
 
-def _bytes(size: int) -> str:
-    for unit, name in _UNITS:
+def _format_bytes(size: int) -> str:
+    for unit, name in _SIZE_UNITS:
         if size >= unit:
             return f"{size / unit:,.2f} {name}"
     return f"{size} bytes"
 
 
-def _tell_journal(path: Path, *, as_json: bool) -> None:
-    first, entries = journal_of(read_checkpoint(path))
+def _print_journal(path: Path, *, as_json: bool) -> None:
+    first, entries = read_journal(read_checkpoint(path))
     if as_json:
         told = [dataclasses.asdict(entry) for entry in entries]
         print(json.dumps({"fingerprint": first, "edits": told}, ensure_ascii=False))
         return
     console = plain_console()
-    console.print(f"began as {first}; {counted(len(entries), 'edit')}")
+    console.print(f"began as {first}; {format_count(len(entries), 'edit')}")
     for entry in entries:
-        console.print(f"{_edit_line(entry)}  -> {entry.fingerprint}")
+        console.print(f"{_format_edit(entry)}  -> {entry.fingerprint}")
 
 
-def _edit_line(entry: Entry) -> str:
-    note = f" ({visible(entry.note)})" if entry.note else ""
-    return f"after {counted(entry.step, 'step')}: {_changes(entry)}{note}"
+def _format_edit(entry: JournalEntry) -> str:
+    note = f" ({escape_unprintable(entry.note)})" if entry.note else ""
+    return f"after {format_count(entry.step, 'step')}: {_format_changes(entry)}{note}"
 
 
-def _changes(entry: Entry) -> str:
+def _format_changes(entry: JournalEntry) -> str:
     said = []
     for name, value in entry.changes.items():
         if name == "ban":
             said += [
-                f"ban {counted(len(numbers), 'document')} of {visible(source)}"
+                f"ban {format_count(len(numbers), 'document')} of {escape_unprintable(source)}"
                 for source, numbers in value.items()
             ]
         elif name == "skip":
-            said.append(f"skip {counted(value, 'step')}")
+            said.append(f"skip {format_count(value, 'step')}")
         else:
-            said.append(f"{name} {visible(_spelled(value))}")
+            said.append(f"{name} {escape_unprintable(_format_change_value(value))}")
     return ", ".join(said)
 
 
-def _spelled(value: Any) -> str:
+def _format_change_value(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    parts = (f"{k}={_spelled(v)}" for k, v in value.items())
+    parts = (f"{k}={_format_change_value(v)}" for k, v in value.items())
     return "{" + ", ".join(parts) + "}"

@@ -14,30 +14,35 @@ from rich.table import Table
 
 from batchloom.chat import parse_mapping
 from batchloom.cli.terminal import plain_console, print_profile
-from batchloom.core.files import printable
-from batchloom.core.settings import shown
-from batchloom.core.wording import counted, duration, megabytes, visible
+from batchloom.core.files import decode_file_name
+from batchloom.core.settings import quote_value
+from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import (
-    Execution,
+    ExecutionSettings,
     Note,
     Progress,
     Recipe,
     RunSettings,
-    choose_recipe,
-    run_chosen,
+    make_request,
+    run_request,
 )
-from batchloom.preparation.report import PrepareResult, last_facts
-from batchloom.preparation.request import Chosen, choose_appended, recipe_settings, recipe_text
-from batchloom.preparation.settings import SIZE, size_of
-from batchloom.store.format import QUARANTINE_NAME, of_generation
+from batchloom.preparation.report import PrepareResult, read_last_report
+from batchloom.preparation.request import (
+    PrepareRequest,
+    format_recipe,
+    make_append_request,
+    recipe_settings,
+)
+from batchloom.preparation.settings import SIZE_HINT, parse_token_count
+from batchloom.store.format import QUARANTINE_NAME, format_generation_file_name
 
-_CHAT = "Conversations"
-_MEDIA = "Images and audio"
-_RUN = "How the job is carried out"
-_SECONDS_BETWEEN_LINES = 5.0
+_CHAT_PANEL = "Conversations"
+_MEDIA_PANEL = "Images and audio"
+_RUN_PANEL = "How the job is carried out"
+_PROGRESS_SECONDS = 5.0
 # What counts where neither an option nor a recipe says otherwise.
-_USUAL = recipe_settings(Recipe(inputs=("-",)))
-_PHASES = {
+_DEFAULT_SETTINGS = recipe_settings(Recipe(inputs=("-",)))
+_PHASE_LABELS = {
     "sample": "sampling",
     "tokenize": "tokenizing",
     "read": "looking at every id",
@@ -46,7 +51,7 @@ _PHASES = {
     "convert": "converting",
     "upload": "sending",
 }
-_OF_ROWS = ("look", "convert")
+_ROW_PHASES = ("look", "convert")
 
 
 def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
@@ -55,17 +60,17 @@ def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
     Raises:
         typer.BadParameter: it is none.
     """
-    size = size_of(text)
+    size = parse_token_count(text)
     if size is None:
-        raise typer.BadParameter(f"{shown(text)} is not {SIZE}", param_hint=option)
+        raise typer.BadParameter(f"{quote_value(text)} is not {SIZE_HINT}", param_hint=option)
     return size
 
 
-def _usual(name: str) -> str:
-    return str(_USUAL[name])
+def _format_default(name: str) -> str:
+    return str(_DEFAULT_SETTINGS[name])
 
 
-def media_given(
+def collect_media_settings(
     processor: str | None, data_folder: str | None, keep: str | None = None
 ) -> dict[str, Any] | None:
     """The settings of media, where any is given."""
@@ -74,7 +79,7 @@ def media_given(
     return given or None
 
 
-def marker(text: str) -> str:
+def unescape_marker(text: str) -> str:
     r"""``\n`` and ``\t`` as typed on a command line stand for a newline and a tab."""
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
@@ -137,7 +142,7 @@ def prepare(
     split_on: Annotated[
         str | None,
         typer.Option(
-            show_default=_usual("split_on"),
+            show_default=_format_default("split_on"),
             help="What a document of a text file is: auto (a file; a plain-text file above 1 MiB "
             "is cut at blank lines into documents of about 64 KiB), file, line, paragraph, or any "
             r"other string: texts are cut where it stands, and it is removed (\n is a newline).",
@@ -171,7 +176,7 @@ def prepare(
         str | None,
         typer.Option(
             help="Folder or Hub id of a processor of transformers: conversations may hold images or audio.",
-            rich_help_panel=_MEDIA,
+            rich_help_panel=_MEDIA_PANEL,
         ),
     ] = None,
     data_folder: Annotated[
@@ -179,7 +184,7 @@ def prepare(
         typer.Option(
             show_default="the folder of each file",
             help="Where the paths of images and audio begin.",
-            rich_help_panel=_MEDIA,
+            rich_help_panel=_MEDIA_PANEL,
         ),
     ] = None,
     media: Annotated[
@@ -187,33 +192,35 @@ def prepare(
         typer.Option(
             show_default="reference",
             help="Whether the store names them (reference) or holds their bytes (embed).",
-            rich_help_panel=_MEDIA,
+            rich_help_panel=_MEDIA_PANEL,
         ),
     ] = None,
     tokens_per_shard: Annotated[
         str | None,
         typer.Option(
-            show_default=_usual("tokens_per_shard"),
+            show_default=_format_default("tokens_per_shard"),
             help="A shard has at most so many tokens (100M, 1G), except for a single longer document.",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            show_default=_usual("dtype"),
+            show_default=_format_default("dtype"),
             help="auto (uint16 below a vocabulary of 65,500, else int32), uint16, int32.",
         ),
     ] = None,
     val_fraction: Annotated[
         float | None,
         typer.Option(
-            show_default=_usual("val_fraction"),
+            show_default=_format_default("val_fraction"),
             help="Share of the tokens for validation; documents are chosen by hash, and stay whole.",
         ),
     ] = None,
     test_fraction: Annotated[
         float | None,
-        typer.Option(show_default=_usual("test_fraction"), help="Share of the tokens for testing."),
+        typer.Option(
+            show_default=_format_default("test_fraction"), help="Share of the tokens for testing."
+        ),
     ] = None,
     balance_subsets: Annotated[
         bool | None,
@@ -243,7 +250,7 @@ def prepare(
     max_bad: Annotated[
         str | None,
         typer.Option(
-            show_default=_usual("max_bad"),
+            show_default=_format_default("max_bad"),
             help="Bad records allowed: a number, or a share that allows at least 10. They go to "
             "quarantine.jsonl.",
         ),
@@ -253,7 +260,7 @@ def prepare(
         typer.Option(
             help="Chat template: chatml, llama3, alpaca, plain, one of the tokenizer's own by name, or a "
             "file; the tokenizer's own by default, else plain.",
-            rich_help_panel=_CHAT,
+            rich_help_panel=_CHAT_PANEL,
         ),
     ] = None,
     train_on: Annotated[
@@ -261,19 +268,19 @@ def prepare(
         typer.Option(
             help="Turns that are trained: assistant, all, last or completion; the assistant's by default, "
             "the completion of prompt-completion records.",
-            rich_help_panel=_CHAT,
+            rich_help_panel=_CHAT_PANEL,
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens a conversation may have.", rich_help_panel=_CHAT),
+        typer.Option(help="Tokens a conversation may have.", rich_help_panel=_CHAT_PANEL),
     ] = None,
     overlong: Annotated[
         str | None,
         typer.Option(
-            show_default=_usual("overlong"),
+            show_default=_format_default("overlong"),
             help="What becomes of longer ones: drop, truncate-turns, split or error.",
-            rich_help_panel=_CHAT,
+            rich_help_panel=_CHAT_PANEL,
         ),
     ] = None,
     prove: Annotated[
@@ -282,7 +289,7 @@ def prepare(
             "--prove/--no-prove",
             show_default="no-prove",
             help="Decode trained tokens and compare.",
-            rich_help_panel=_CHAT,
+            rich_help_panel=_CHAT_PANEL,
         ),
     ] = None,
     follow_links: Annotated[
@@ -305,27 +312,28 @@ def prepare(
         str,
         typer.Option(
             help="How many units are done at the same time: a number, or auto.",
-            rich_help_panel=_RUN,
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = "auto",
     engine: Annotated[
         str,
         typer.Option(
-            help="Who does them: pool (processes of this machine) or ray.", rich_help_panel=_RUN
+            help="Who does them: pool (processes of this machine) or ray.",
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = "pool",
     address: Annotated[
         str | None,
         typer.Option(
             help="Of a Ray cluster (host:port, auto); one of this machine by default.",
-            rich_help_panel=_RUN,
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = None,
     memory_per_worker: Annotated[
         str | None,
         typer.Option(
             help="A worker that holds more (2G, 700M) is ended, and its unit done again.",
-            rich_help_panel=_RUN,
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = None,
     append: Annotated[
@@ -333,7 +341,7 @@ def prepare(
         typer.Option(
             "--append",
             help="Add inputs that are new to the store at --out as its next generation, by its own recipe.",
-            rich_help_panel=_RUN,
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
     restart: Annotated[
@@ -341,7 +349,7 @@ def prepare(
         typer.Option(
             "--restart",
             help="Unfinished work of another recipe or of other inputs gives way; units that are the same stay.",
-            rich_help_panel=_RUN,
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
     hash_inputs: Annotated[
@@ -349,7 +357,7 @@ def prepare(
         typer.Option(
             "--hash-inputs",
             help="Tell inputs apart by their contents, not by their times: reads them once more.",
-            rich_help_panel=_RUN,
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
     dry_run: Annotated[
@@ -357,7 +365,7 @@ def prepare(
         typer.Option(
             "--dry-run",
             help="Stop before the store is written, and show what would be left out.",
-            rich_help_panel=_RUN,
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
     profile: Annotated[
@@ -388,12 +396,12 @@ def prepare(
         "text_field": text_field,
         "mapping": parse_mapping(map_) if map_ is not None else None,
         "ignore": ignore,
-        "split_on": marker(split_on) if split_on is not None else None,
+        "split_on": unescape_marker(split_on) if split_on is not None else None,
         "normalize": normalize,
         "clean": clean or None,
         "fim": fim,
-        "media": media_given(processor, data_folder, media),
-        "dedup": _dedup(dedup, similarity),
+        "media": collect_media_settings(processor, data_folder, media),
+        "dedup": _make_dedup_setting(dedup, similarity),
         "tokens_per_shard": parse_size(tokens_per_shard) if tokens_per_shard is not None else None,
         "dtype": dtype,
         "val_fraction": val_fraction,
@@ -407,14 +415,14 @@ def prepare(
         "prove": prove,
         "follow_links": follow_links,
     }
-    choose = partial(choose_appended, out=out) if append else choose_recipe
+    choose = partial(make_append_request, out=out) if append else make_request
     chosen = choose(inputs or None, options, recipe)
     if print_recipe:
         return _print_recipe(chosen)
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
     settings = RunSettings(
-        execution=_execution(workers, engine, address, memory_per_worker),
+        execution=_make_execution(workers, engine, address, memory_per_worker),
         append=append,
         restart=restart,
         hash_inputs=hash_inputs,
@@ -422,17 +430,19 @@ def prepare(
         streaming=streaming,
         work=work,
     )
-    with Display() as display:
-        result = run_chosen(chosen, out, display.show, settings)
-    _tell(result, as_json=as_json)
+    with ProgressDisplay() as display:
+        result = run_request(chosen, out, display.show, settings)
+    _print_outcome(result, as_json=as_json)
     if profile:
-        print_profile(plain_console(stderr=as_json), last_facts(out))
+        print_profile(plain_console(stderr=as_json), read_last_report(out))
     return 0
 
 
-def _execution(workers: str, engine: str, address: str | None, memory: str | None) -> Execution:
+def _make_execution(
+    workers: str, engine: str, address: str | None, memory: str | None
+) -> ExecutionSettings:
     """Build the settings of workers from the words of the command line."""
-    return Execution(
+    return ExecutionSettings(
         workers=int(workers) if workers.isdecimal() else workers,  # type: ignore[arg-type]  # it is checked there
         engine=engine,  # type: ignore[arg-type]  # it is checked there
         address=address,
@@ -440,31 +450,33 @@ def _execution(workers: str, engine: str, address: str | None, memory: str | Non
     )
 
 
-def _print_recipe(chosen: Chosen) -> int:
+def _print_recipe(chosen: PrepareRequest) -> int:
     for note in chosen.notes:
-        plain_console(stderr=True).print(visible(note))
-    sys.stdout.write(recipe_text(chosen.recipe, chosen.kept_note))
+        plain_console(stderr=True).print(escape_unprintable(note))
+    sys.stdout.write(format_recipe(chosen.recipe, chosen.tokenizer_note))
     return 0
 
 
-def _tell(result: PrepareResult, *, as_json: bool) -> None:
+def _print_outcome(result: PrepareResult, *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_path) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_format_path) + b"\n")
     else:
         print_result(plain_console(), result)
 
 
-def _dedup(mode: str | None, similarity: float | None) -> str | dict[str, object] | None:
+def _make_dedup_setting(
+    mode: str | None, similarity: float | None
+) -> str | dict[str, object] | None:
     """What was said of duplicates; a similarity alone is one of near duplicates."""
     return mode if similarity is None else {"mode": mode or "near", "similarity": similarity}
 
 
-def _path(value: object) -> str:
-    return printable(str(value))
+def _format_path(value: object) -> str:
+    return decode_file_name(str(value))
 
 
 @final
-class Display:
+class ProgressDisplay:
     """Shows notes and progress on standard error: live on a terminal, else a line now and then."""
 
     def __init__(self) -> None:
@@ -485,7 +497,7 @@ class Display:
     def show(self, event: Note | Progress) -> None:
         """Take one event of the job."""
         if isinstance(event, Note):
-            self._console.print(visible(event.text))
+            self._console.print(escape_unprintable(event.text))
             return
         if event.phase != self._phase:
             # The first word of a phase comes when some of its work is done already.
@@ -493,10 +505,10 @@ class Display:
             self._made_before = event.bytes_done - event.bytes_found
         if self._console.is_terminal:
             self._show_live(event)
-        elif time.monotonic() - self._told >= _SECONDS_BETWEEN_LINES:
+        elif time.monotonic() - self._told >= _PROGRESS_SECONDS:
             self._told = time.monotonic()
             share = event.bytes_done / max(event.bytes_total, 1)
-            self._console.print(f"{_PHASES[event.phase]}: {share:.0%}, {self._facts(event)}")
+            self._console.print(f"{_PHASE_LABELS[event.phase]}: {share:.0%}, {self._facts(event)}")
 
     def _show_live(self, event: Progress) -> None:
         if self._bars is None or self._task is None:
@@ -507,7 +519,7 @@ class Display:
             self._bars.start()
         self._bars.update(
             self._task,
-            description=_PHASES[event.phase],
+            description=_PHASE_LABELS[event.phase],
             completed=event.bytes_done,
             total=event.bytes_total,
             facts=self._facts(event),
@@ -515,17 +527,17 @@ class Display:
 
     def _facts(self, event: Progress) -> str:
         if event.phase == "sample":
-            return f"{megabytes(event.bytes_total)} of input"
+            return f"{format_size(event.bytes_total)} of input"
         seconds = max(time.monotonic() - self._began, 1e-3)
         rate = (event.bytes_done - event.bytes_found - self._made_before) / seconds
         facts = [
-            f"{megabytes(event.bytes_done)} of {megabytes(event.bytes_total)}",
+            f"{format_size(event.bytes_done)} of {format_size(event.bytes_total)}",
             f"{event.documents:,} documents",
-            *([] if event.phase in _OF_ROWS else [f"{event.tokens:,} tokens"]),
+            *([] if event.phase in _ROW_PHASES else [f"{event.tokens:,} tokens"]),
         ]
         if rate > 0:
-            facts.append(f"{megabytes(rate)}/s")
-            facts.append(f"{duration((event.bytes_total - event.bytes_done) / rate)} left")
+            facts.append(f"{format_size(rate)}/s")
+            facts.append(f"{format_duration((event.bytes_total - event.bytes_done) / rate)} left")
         if event.quarantined:
             facts.append(f"{event.quarantined:,} quarantined")
         return ", ".join(facts)
@@ -533,11 +545,11 @@ class Display:
 
 def print_result(console: Console, result: PrepareResult) -> None:
     """Print what came of a job: what was read, dropped and kept, and the subsets."""
-    path = visible(str(result.path))
+    path = escape_unprintable(str(result.path))
     counts, grown = result.counts, result.generation > 1 and not result.already_done
     if result.already_done and not counts.records:
         console.print(f"{path} holds all of this already; nothing to append.")
-        console.print(_in_all(result))
+        console.print(_format_totals(result))
         return
     if result.already_done:
         console.print(f"{path} is finished already; nothing to do.")
@@ -546,12 +558,16 @@ def print_result(console: Console, result: PrepareResult) -> None:
     table.add_column(justify="right")
     table.add_row(
         "new input" if grown else "input",
-        f"{counted(result.input_files, 'file')}, {megabytes(result.input_bytes)}",
+        f"{format_count(result.input_files, 'file')}, {format_size(result.input_bytes)}",
     )
     table.add_row("records read", f"{counts.records:,}")
     for reason, count in counts.dropped.items():
-        table.add_row(f"dropped: {visible(reason)}", f"{count:,}")
-    name = of_generation(QUARANTINE_NAME, result.generation) if grown else QUARANTINE_NAME
+        table.add_row(f"dropped: {escape_unprintable(reason)}", f"{count:,}")
+    name = (
+        format_generation_file_name(QUARANTINE_NAME, result.generation)
+        if grown
+        else QUARANTINE_NAME
+    )
     # A dry run has made none.
     where = f" (see {path}/{name})" if counts.quarantined and result.subsets else ""
     table.add_row(f"quarantined{where}", f"{counts.quarantined:,}")
@@ -570,20 +586,21 @@ def print_result(console: Console, result: PrepareResult) -> None:
     console.print(table)
     if not result.already_done:
         rate = result.input_bytes / max(result.seconds, 1e-9)
-        speed = f" ({megabytes(rate)}/s)" if result.input_bytes else ""
+        speed = f" ({format_size(rate)}/s)" if result.input_bytes else ""
         name, engine = result.tokenizer, result.engine
         # One that needs no engine is its own.
         by = "" if engine.partition(" ")[0] == name else f", engine {engine}"
-        done = f"{path}: done in {duration(result.seconds)}{speed}"
+        done = f"{path}: done in {format_duration(result.seconds)}{speed}"
         console.print(f"{done}, tokenizer {name}{by}, {result.dtype}.")
     if grown:
-        console.print(_in_all(result))
+        console.print(_format_totals(result))
 
 
-def _in_all(result: PrepareResult) -> str:
+def _format_totals(result: PrepareResult) -> str:
     documents, tokens = result.in_all
     older = "; batchloom log shows which can be read" if result.generation > 1 else ""
     return (
-        f"{visible(str(result.path))} is generation {result.generation}, with {documents:,} documents and {tokens:,} "
+        f"{escape_unprintable(str(result.path))} is generation {result.generation}, with {documents:,} documents "
+        f"and {tokens:,} "
         f"tokens in all{older}."
     )

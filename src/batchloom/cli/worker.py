@@ -14,13 +14,19 @@ from typing import Annotated
 import typer
 
 from batchloom.cli.terminal import plan_options as order
-from batchloom.cli.train import say
+from batchloom.cli.train import print_line
 from batchloom.core.errors import SettingsError
-from batchloom.train import DATASET_TYPES, MODEL_SIZES, Leave, WorkerConfig, require_packages
+from batchloom.train import (
+    DATASET_TYPES,
+    MODEL_SIZES,
+    LeaveEvent,
+    WorkerConfig,
+    require_train_packages,
+)
 
 # Settings whose option has a name of its own; those of one word are words of sentences, too.
-_OPTIONS = {"tokenizer_name": "--tokenizer"}
-_SETTING = re.compile(
+_OPTION_NAMES = {"tokenizer_name": "--tokenizer"}
+_SETTING_PATTERN = re.compile(
     "|".join(rf"\b{one.name}\b" for one in fields(WorkerConfig) if "_" in one.name)
 )
 
@@ -67,8 +73,8 @@ def worker(
 
     Behind torchrun (--nnodes 1:8) or in a worker of Ray Train it finds the others; else it is alone.
     """
-    require_packages()
-    with _named_as_options():
+    require_train_packages()
+    with _rename_settings_to_options():
         config = WorkerConfig(
             worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
             dataset_type=dataset_type or "",
@@ -86,29 +92,31 @@ def worker(
     # torch takes seconds
     from batchloom.train import run_worker  # noqa: PLC0415
 
-    leave = Leave()
-    with _asked_to_leave(leave) as asked:
-        report = run_worker(config, say, leave)
+    leave = LeaveEvent()
+    with _leave_on_signals(leave) as asked:
+        report = run_worker(config, print_line, leave)
     if not report.finished:
         # Also where another worker was asked: torchrun begins anew, with those that stay.
         raise typer.Exit(128 + (asked[0] if asked else signal.SIGTERM))
 
 
 @contextmanager
-def _named_as_options() -> Iterator[None]:
+def _rename_settings_to_options() -> Iterator[None]:
     """Have what is wrong with settings name the options of the command line."""
 
     def option(found: re.Match[str]) -> str:
-        return _OPTIONS.get(found[0], f"--{found[0].replace('_', '-')}")
+        return _OPTION_NAMES.get(found[0], f"--{found[0].replace('_', '-')}")
 
     try:
         yield
     except SettingsError as error:
-        raise SettingsError([_SETTING.sub(option, problem) for problem in error.problems]) from None
+        raise SettingsError(
+            [_SETTING_PATTERN.sub(option, problem) for problem in error.problems]
+        ) from None
 
 
 @contextmanager
-def _asked_to_leave(leave: Leave) -> Iterator[list[int]]:
+def _leave_on_signals(leave: LeaveEvent) -> Iterator[list[int]]:
     """Have Ctrl-C, and the polite kill of torchrun or a scheduler, ask to leave; what came is in the list."""
     came: list[int] = []
 

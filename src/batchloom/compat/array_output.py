@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from batchloom.batches.assembly import require_torch, to_torch
-from batchloom.core.settings import nearest, raise_problems, shown
+from batchloom.core.settings import quote_value, raise_problems, suggest
 
 OUTPUTS = ("torch", "numpy")
 
@@ -13,8 +13,8 @@ OUTPUTS = ("torch", "numpy")
 def check_output(output: str) -> None:
     """Raise SettingsError for an output nobody knows, MissingDependencyError where torch is missing."""
     if output not in OUTPUTS:
-        hint = nearest(str(output), OUTPUTS)
-        raise_problems([f"output: {shown(output)} is none of {', '.join(OUTPUTS)}{hint}"])
+        hint = suggest(str(output), OUTPUTS)
+        raise_problems([f"output: {quote_value(output)} is none of {', '.join(OUTPUTS)}{hint}"])
     if output == "torch":
         require_torch()
 

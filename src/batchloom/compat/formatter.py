@@ -5,12 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from batchloom.chat import detect_schema, record_reader
+from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.wording import kind_of
+from batchloom.core.wording import describe_json_type
 from batchloom.preparation import ChatRecipe
-from batchloom.preparation.conversion import as_row
-from batchloom.preparation.documents import Reading, first_rows, reading_of
+from batchloom.preparation.conversion import coerce_row
+from batchloom.preparation.documents import RecordParser, make_record_parser, read_sample_rows
 from batchloom.sources import ReadRules
 from batchloom.sources.files import Source
 
@@ -42,20 +42,20 @@ class Formatted:
     mapping: Mapping[str, str] | None = None
     call: Formatter | None = None
 
-    def reading(self, source: Source) -> Reading:
+    def reading(self, source: Source) -> RecordParser:
         """How the records of a source are read."""
-        rows = [as_row(row) for row in first_rows(source, _RULES)[0]]
+        rows = [coerce_row(row) for row in read_sample_rows(source, _RULES)[0]]
         call = self.call
         chat, mapping = ChatRecipe(template=self.template), dict(self.mapping or {})
         if call is None:
             if source.kind in ("text", "code"):
-                return Reading(_RULES)
-            return reading_of(source, rows, _RULES, detect_schema(rows, mapping), chat)
+                return RecordParser(_RULES)
+            return make_record_parser(source, rows, _RULES, detect_schema(rows, mapping), chat)
         made = _sample(call, rows)
         schema = detect_schema(made, mapping)
-        found = reading_of(source, made, _RULES, schema, chat)
-        read = record_reader(schema)
-        return replace(found, rules=_RULES, read=lambda row: read(_made(call(as_row(row)))))
+        found = make_record_parser(source, made, _RULES, schema, chat)
+        read = make_record_reader(schema)
+        return replace(found, rules=_RULES, read=lambda row: read(_made(call(coerce_row(row)))))
 
 
 def formatted(formatter: str | Formatter | None) -> Formatted:
@@ -93,5 +93,5 @@ def _made(value: Any) -> Row:
     if isinstance(value, dict):
         return value
     raise UnusableRecordError(
-        f"the formatter made {kind_of(value)} of it: return a text, a list of messages, or a record"
+        f"the formatter made {describe_json_type(value)} of it: return a text, a list of messages, or a record"
     )

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches import find_world
-from batchloom.batches.loading import refuse_preferences
+from batchloom.batches.loading import check_no_preferences
 from batchloom.compat.array_output import as_asked, check_output
 from batchloom.compat.script_tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.fingerprint import key128
-from batchloom.core.settings import nearest, raise_problems, shown, whole
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
 from batchloom.plan import Permutation
 from batchloom.store import MANIFEST_NAME, map_file, open_store
-from batchloom.store.format import no_store
-from batchloom.store.read import map_prefix, refuse_lone_shard, refuse_media
+from batchloom.store.format import make_missing_store_error
+from batchloom.store.read import map_prefix, refuse_media, refuse_standalone_shard
 
 SPLITS = {"train": "train", **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "val")}
 _BLOCK_SIZE = ("block_size", "seq_len", "max_seq_length", "context_length")
@@ -85,7 +85,7 @@ class GPTDataLoader:
             SettingsError: what is given is no text.
         """
         if not hasattr(text, "encode"):
-            raise_problems([f"text: {shown(text)} is no text; give one str"])
+            raise_problems([f"text: {quote_value(text)} is no text; give one str"])
         if self._tokenizer is None:
             raise InputError("prepare_data needs a tokenizer: GPTDataLoader(config, tokenizer).")
         self._set({"train": [self._tokenizer.encode_batch([text])[0]]})
@@ -127,17 +127,17 @@ class GPTDataLoader:
         epoch, place = divmod(number, count)
         known, order = self._orders.get(name, (-1, None))
         if order is None or known != epoch:
-            order = Permutation(count, key128(seed, "windows", name, epoch))
+            order = Permutation(count, derive_key(seed, "windows", name, epoch))
             self._orders[name] = epoch, order
         rest = (line.size - 1) % size
-        offset = key128(seed, "offset", name, epoch)[0] % (rest + 1)
+        offset = derive_key(seed, "offset", name, epoch)[0] % (rest + 1)
         at = offset + size * int(order.at(np.array([place]))[0])
         return line.take(at, at + size + 1)
 
     def _line(self, split: str) -> "_Line":
         if not isinstance(split, str) or split not in SPLITS:
-            hint = nearest(str(split), SPLITS)
-            raise_problems([f"split: {shown(split)} is none of train, val{hint}"])
+            hint = suggest(str(split), SPLITS)
+            raise_problems([f"split: {quote_value(split)} is none of train, val{hint}"])
         line = self._lines.get(SPLITS[split])
         if line is None:
             raise InputError(
@@ -169,8 +169,8 @@ class _Settings:
     def __init__(self, config: Any) -> None:
         found = config if isinstance(config, Mapping) else _Attributes(config)
         block = next((name for name in _BLOCK_SIZE if found.get(name) is not None), _BLOCK_SIZE[0])
-        self.block_size = whole(found.get(block)) or 0
-        self.batch_size = whole(found.get("batch_size")) or 0
+        self.block_size = as_int(found.get(block)) or 0
+        self.batch_size = as_int(found.get("batch_size")) or 0
         self.seed = found.get("seed", 0)
         self.val_fraction = found.get("val_fraction", _VAL_FRACTION)
         self.dtype = np.dtype(found.get("dtype", "uint32")).name if _is_dtype(found) else ""
@@ -178,17 +178,19 @@ class _Settings:
         problems = [
             f"config.{name}: missing"
             if found.get(name) is None
-            else f"config.{name}: {shown(found.get(name))} is no whole number above 0"
+            else f"config.{name}: {quote_value(found.get(name))} is no whole number above 0"
             for name, value in ((block, self.block_size), ("batch_size", self.batch_size))
             if value < 1
         ]
-        if whole(self.seed) is None:
-            problems.append(f"config.seed: {shown(self.seed)} is no whole number")
+        if as_int(self.seed) is None:
+            problems.append(f"config.seed: {quote_value(self.seed)} is no whole number")
         if not isinstance(self.val_fraction, int | float) or not 0 <= self.val_fraction < 1:
-            problems.append(f"config.val_fraction: {shown(self.val_fraction)} is not in [0, 1)")
+            problems.append(
+                f"config.val_fraction: {quote_value(self.val_fraction)} is not in [0, 1)"
+            )
         if self.dtype not in _DTYPES:
             problems.append(
-                f"config.dtype: {shown(found.get('dtype'))} is none of {', '.join(_DTYPES)}"
+                f"config.dtype: {quote_value(found.get('dtype'))} is none of {', '.join(_DTYPES)}"
             )
         raise_problems(problems)
 
@@ -249,7 +251,7 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
     if (folder / MANIFEST_NAME).is_file() and any(folder.glob("*/shard_*.idx")):
         train = open_store(folder)
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
-        refuse_preferences(train)
+        check_no_preferences(train)
         refuse_media(train.manifest, train.location.name, "GPTDataLoader")
         if any(store.masked for store in stores):
             raise _masked(folder)
@@ -261,7 +263,7 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         _shard(path, dtype) for path in sorted(folder.glob("shard_*.bin"))
     ]
     if not found["train"]:
-        raise no_store(folder)
+        raise make_missing_store_error(folder)
     return {split: pieces for split, pieces in found.items() if pieces}
 
 
@@ -276,7 +278,7 @@ def _shard(path: Path, dtype: str) -> Tokens:
     stem = path.with_suffix("")
     # A shard of a store has a dtype of its own: its bytes are no ids of another one.
     if any(path.with_suffix(ending).exists() for ending in (".idx", ".docs")):
-        refuse_lone_shard(stem)
+        refuse_standalone_shard(stem)
         return _indexed(stem)
     view, item = map_file(path), np.dtype(dtype).newbyteorder("<")
     if not len(view):

@@ -15,13 +15,19 @@ from batchloom.compat.array_output import as_asked, check_output
 from batchloom.compat.script_tokenizer import tokenizer_of
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputMissingError
-from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import PlanSpec, Pools
-from batchloom.plan.packing import MOST_POOL_SIZE, slice_rows
+from batchloom.plan.packing import MAX_POOL_SIZE, slice_rows
 from batchloom.preparation import Recipe
-from batchloom.preparation.documents import Direct, Documents, Encoded, Readings, encode_directly
-from batchloom.preparation.report import Tally
-from batchloom.sources import Limits, Listing, error_of, list_sources
+from batchloom.preparation.documents import (
+    DirectEncoding,
+    EncodedBatch,
+    EncodedDocuments,
+    RecordParsers,
+    encode_directly,
+)
+from batchloom.preparation.report import JobCounters
+from batchloom.sources import ReadLimits, SourceListing, list_sources, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.tokens import Tokenizer
 
@@ -79,12 +85,12 @@ def create_huggingface_dataset(
         "buffer_size": buffer_size,
     }
     problems = [
-        f"{name}: {shown(value)} is not a whole number from 1 to {MOST_POOL_SIZE:,}"
+        f"{name}: {quote_value(value)} is not a whole number from 1 to {MAX_POOL_SIZE:,}"
         for name, value in sizes.items()
-        if not 1 <= (whole(value) or 0) <= MOST_POOL_SIZE
+        if not 1 <= (as_int(value) or 0) <= MAX_POOL_SIZE
     ]
-    if not problems and not 0 <= (-1 if whole(rank) is None else rank) < world_size:
-        problems.append(f"rank: {shown(rank)} is none of 0 to {world_size - 1}")
+    if not problems and not 0 <= (-1 if as_int(rank) is None else rank) < world_size:
+        problems.append(f"rank: {quote_value(rank)} is none of 0 to {world_size - 1}")
     raise_problems(problems)
     check_output(output)
     return RankedBatches(
@@ -151,7 +157,7 @@ class RankedBatches(Sequence[Pair]):
         return found
 
     @cached_property
-    def _found(self) -> tuple[Tokenizer, Listing]:
+    def _found(self) -> tuple[Tokenizer, SourceListing]:
         return tokenizer_of(self._tokenizer), list_sources([self._name], streaming=self._streaming)
 
     def _batches(self) -> Iterator[Pair]:
@@ -171,7 +177,7 @@ class RankedBatches(Sequence[Pair]):
         for epoch in count():
             none = True
             for number, buffer in enumerate(self._buffers()):
-                documents = Documents(buffer, tokenizer.end_id)
+                documents = EncodedDocuments(buffer, tokenizer.end_id)
                 pool = Pools(documents.lengths, self._spec, f"buffer {number}").rows(0, epoch)
                 for start in range(0, len(pool), self._rows):
                     rows = slice_rows(pool, start, min(start + self._rows, len(pool)))
@@ -184,20 +190,24 @@ class RankedBatches(Sequence[Pair]):
                     f"No document of {self._name} is of rank {rank} of {world_size}; use fewer ranks, or more data."
                 )
 
-    def _buffers(self) -> Iterator[list[Encoded]]:
+    def _buffers(self) -> Iterator[list[EncodedBatch]]:
         """This rank's documents in order, ``buffer_size`` at a time."""
         tokenizer, listing = self._found
         recipe = Recipe(inputs=(self._name,))
-        tally = Tally(lambda _: None, recipe.max_bad, listing.bytes)
+        tally = JobCounters(lambda _: None, recipe.max_bad, listing.bytes)
 
         def refuse(source: Source, bad: BadRecord) -> None:
-            sentence = str(error_of(source, recipe.reading.rules(Limits()), 0, bad))
+            sentence = str(
+                make_bad_record_error(source, recipe.reading.rules(ReadLimits()), 0, bad)
+            )
             if tally.quarantined < _SHOWN:
                 _LOG.warning("Left out: %s", sentence)
             tally.bad(sentence, 1)
 
-        how = Direct(tokenizer, Readings(recipe, Limits()).of, refuse, seen=tally.read)
-        buffer: list[Encoded] = []
+        how = DirectEncoding(
+            tokenizer, RecordParsers(recipe, ReadLimits()).of, refuse, seen=tally.read
+        )
+        buffer: list[EncodedBatch] = []
         size = tokens = 0
         for made in encode_directly(listing.sources, how, *self._ranks):
             for piece in _pieces(made, self._spec.pool_size - size, self._spec.pool_size):
@@ -211,7 +221,7 @@ class RankedBatches(Sequence[Pair]):
             yield buffer
 
 
-def _pieces(made: Encoded, first: int, most: int) -> Iterator[Encoded]:
+def _pieces(made: EncodedBatch, first: int, most: int) -> Iterator[EncodedBatch]:
     """Encoded documents cut after the first ``first`` of them, then after each ``most``."""
     ends = np.concatenate([[0], np.cumsum(made.lengths, dtype=np.int64)])
     start = 0
@@ -219,5 +229,5 @@ def _pieces(made: Encoded, first: int, most: int) -> Iterator[Encoded]:
         stop = min(start + (first if start == 0 else most), made.lengths.size)
         part = slice(int(ends[start]), int(ends[stop]))
         trained = None if made.trained is None else made.trained[part]
-        yield Encoded(made.tokens[part], made.lengths[start:stop], trained)
+        yield EncodedBatch(made.tokens[part], made.lengths[start:stop], trained)
         start = stop

@@ -7,12 +7,12 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches import IGNORE
-from batchloom.batches.loading import refuse_preferences
+from batchloom.batches import IGNORE_INDEX
+from batchloom.batches.loading import check_no_preferences
 from batchloom.compat.array_output import as_asked, check_output
 from batchloom.compat.script_tokenizer import tokenizer_of
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 from batchloom.store import Store, open_store
 from batchloom.store.format import map_index
 from batchloom.store.read import refuse_media
@@ -78,10 +78,10 @@ class IndexedDataset:
         Raises:
             IndexError: there is no such sequence, or it is not that long.
         """
-        place = whole(number)
+        place = as_int(number)
         if place is None or not -len(self) <= place < len(self):
             raise IndexError(
-                f"There is no sequence {shown(number)}: there are {len(self):,}, numbered from 0."
+                f"There is no sequence {quote_value(number)}: there are {len(self):,}, numbered from 0."
             )
         place %= len(self)
         size = int(self.sequence_lengths[place])
@@ -138,11 +138,11 @@ class PretrainingDataset:
         *,
         output: str = "torch",
     ) -> None:
-        if (whole(seq_length) or 0) < 2:
-            raise SettingsError([f"seq_length: {shown(seq_length)} is no number above 1"])
+        if (as_int(seq_length) or 0) < 2:
+            raise SettingsError([f"seq_length: {quote_value(seq_length)} is no number above 1"])
         check_output(output)
         self.store = open_store(prefix, split)
-        refuse_preferences(self.store)
+        check_no_preferences(self.store)
         refuse_media(self.store.manifest, self.store.location.name, "PretrainingDataset")
         chosen = tokenizer_of(tokenizer)
         self._end_id, self._vocab_size = chosen.end_id, chosen.vocab_size
@@ -169,9 +169,9 @@ class PretrainingDataset:
             )
         size = ids.size
         (trained,) = self.store.mask(np.array([document]), np.zeros(1, np.int64), np.array([size]))
-        row = np.full((3, self._seq_length), [[self._end_id], [IGNORE], [0]], np.int64)
-        row[0, :size], row[1, :size], row[2, :size] = ids, np.where(trained, ids, IGNORE), 1
+        row = np.full((3, self._seq_length), [[self._end_id], [IGNORE_INDEX], [0]], np.int64)
+        row[0, :size], row[1, :size], row[2, :size] = ids, np.where(trained, ids, IGNORE_INDEX), 1
         # Nothing comes before the first token, so that nothing predicts it.
-        row[1, 0] = IGNORE
+        row[1, 0] = IGNORE_INDEX
         names = ("input_ids", "labels", "attention_mask")
         return as_asked(dict(zip(names, row, strict=True)), self._output)

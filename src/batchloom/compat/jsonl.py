@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from batchloom.sources import Part, PartReader, ReadRules, error_of, list_sources
+from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources, make_bad_record_error
 
 _RULES = ReadRules(text_field=None)
 
@@ -33,12 +33,12 @@ def iter_jsonl_file(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     for source in list_sources([os.fspath(path)]).sources:
         if source.kind in ("text", "code"):
             source = replace(source, kind="jsonl")  # noqa: PLW2901 - the same source, read otherwise
-        with PartReader(Part(source, 0, source.size), _RULES) as reader:
+        with PartReader(SourcePart(source, 0, source.size), _RULES) as reader:
             for found in reader:
                 bad = found.bad[0] if found.bad else None
                 for row, number in zip(found.values, found.records, strict=True):
                     if bad is None or number < bad.record:
                         yield row
                 if bad is not None:
-                    raise error_of(source, _RULES, 0, bad)
+                    raise make_bad_record_error(source, _RULES, 0, bad)
             reader.finish()

@@ -4,11 +4,11 @@ import os
 from typing import final
 
 from batchloom.batches import MediaOptions
-from batchloom.batches.assembly import READ_AS_USUAL
-from batchloom.batches.loading import Row
+from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
+from batchloom.batches.loading import CollateRow
 from batchloom.compat.multimodal_rows import Collator, PackedRows
 from batchloom.core.errors import InputError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 from batchloom.preparation import DatasetConfig
 
 
@@ -39,7 +39,7 @@ class MultiModalDataset:
         out: str | os.PathLike[str] | None = None,
         seed: int = 0,
         output: str = "torch",
-        media: MediaOptions = READ_AS_USUAL,
+        media: MediaOptions = DEFAULT_MEDIA_SPEC,
     ) -> None:
         self._rows = PackedRows(config, out, seed, output, media)
 
@@ -54,7 +54,7 @@ class MultiModalDataset:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, number: int) -> Row:
+    def __getitem__(self, number: int) -> CollateRow:
         """Row ``number``: ``input_ids``, ``labels`` (-100 where nothing is trained) and ``position_ids`` int64 [S].
 
         Positions are [4, S] where the model takes M-RoPE. A row with media has the processor's keys, too, each with an
@@ -64,10 +64,10 @@ class MultiModalDataset:
             MediumError: a medium cannot be read, or is not what it was.
             InputError: nothing was built yet.
         """
-        count, place = len(self), whole(number)
+        count, place = len(self), as_int(number)
         if place is None:
             raise InputError(
-                f"Rows are taken one by one, by a whole number, not by {shown(number)}."
+                f"Rows are taken one by one, by a whole number, not by {quote_value(number)}."
             )
         if not -count <= place < count:
             raise IndexError(f"There is no row {number}: there are {count:,}, numbered from 0.")

@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from batchloom.batches import Loader, MediaOptions
-from batchloom.batches.loading import Row, collate_rows, row_of, stands_by_row
+from batchloom.batches.loading import (
+    CollateRow,
+    collate_rows,
+    stacks_features_by_row,
+    take_single_row,
+)
 from batchloom.compat.array_output import check_output
 from batchloom.core.errors import InputError, OutputError, SettingsError
-from batchloom.core.files import because
+from batchloom.core.files import describe_os_error
 from batchloom.core.fingerprint import fingerprint
 from batchloom.preparation import DatasetConfig, prepare
 from batchloom.store import open_store
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 1 << 16
 
 _LOG = logging.getLogger("batchloom")
-Collator = Callable[[Sequence[Row]], dict[str, Any]]
+Collator = Callable[[Sequence[CollateRow]], dict[str, Any]]
 
 
 @final
@@ -82,7 +87,7 @@ class PackedRows:
             done = prepare(self._config, out=self._folder, val_fraction=0)
         _LOG.info("%s documents are in %s.", f"{done.counts.documents:,}", self._folder)
         self._store, self._made = open_store(self._folder), None
-        self._by_row = stands_by_row(self._store)
+        self._by_row = stacks_features_by_row(self._store)
         self.loader().announce()
 
     def loader(self) -> Loader:
@@ -102,9 +107,9 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self.loader())
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> CollateRow:
         """A row by its place in the order; one behind the last holds no document and has no loss."""
-        return row_of(self.loader().batch(number), by_row=self._by_row)
+        return take_single_row(self.loader().batch(number), by_row=self._by_row)
 
     def collator(self) -> Collator:
         """What makes a batch of rows; it can be handed to other processes."""
@@ -139,7 +144,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise OutputError(f"{beside} cannot be written: {because(error)}.") from error
+        raise OutputError(f"{beside} cannot be written: {describe_os_error(error)}.") from error
     try:
         # The kernel lets go of it when the process dies, however it dies.
         fcntl.flock(descriptor, fcntl.LOCK_EX)

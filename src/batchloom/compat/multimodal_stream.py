@@ -7,16 +7,16 @@ from typing import final
 from torch.utils.data import IterableDataset, get_worker_info
 
 from batchloom.batches import MediaOptions, find_world
-from batchloom.batches.assembly import READ_AS_USUAL
-from batchloom.batches.loading import Row
+from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
+from batchloom.batches.loading import CollateRow
 from batchloom.compat.multimodal_rows import Collator, PackedRows
-from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import check_world, rank_positions
 from batchloom.preparation import DatasetConfig
 
 
 @final
-class MultiModalIterableDataset(IterableDataset[Row]):
+class MultiModalIterableDataset(IterableDataset[CollateRow]):
     """The rows of :class:`batchloom.compat.MultiModalDataset` of the same config and seed, in their order.
 
     ``DataLoader(dataset, batch_size=B, collate_fn=dataset.get_collator(), num_workers=N)`` gives on rank r of R the
@@ -44,14 +44,16 @@ class MultiModalIterableDataset(IterableDataset[Row]):
         out: str | os.PathLike[str] | None = None,
         seed: int = 0,
         output: str = "torch",
-        media: MediaOptions = READ_AS_USUAL,
+        media: MediaOptions = DEFAULT_MEDIA_SPEC,
         batch_size: int = 1,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        size = whole(batch_size) or 0
+        size = as_int(batch_size) or 0
         if size < 1:
-            raise_problems([f"batch_size: {shown(batch_size)} is no whole number of at least 1"])
+            raise_problems(
+                [f"batch_size: {quote_value(batch_size)} is no whole number of at least 1"]
+            )
         self._rows = PackedRows(config, out, seed, output, media)
         self._batch, self._asked = size, (rank, world_size)
         self._world = self._found()
@@ -72,7 +74,7 @@ class MultiModalIterableDataset(IterableDataset[Row]):
         whole_steps = len(self._rows) // (self._batch * world_size)
         return whole_steps * self._batch + len(self._share(whole_steps))
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[CollateRow]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         step = number

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import TokenizerError
-from batchloom.core.settings import shown
+from batchloom.core.settings import quote_value
 from batchloom.tokens import Tokenizer, resolve_tokenizer
 
 
@@ -38,7 +38,7 @@ def tokenizer_of(given: Any) -> Tokenizer:
             (home / "tokenizer.json").write_text(given.to_str(), "utf-8")
         else:
             raise TokenizerError(
-                f"tokenizer {shown(given)} is none that is known: give a name or a path as batchloom prepare "
+                f"tokenizer {quote_value(given)} is none that is known: give a name or a path as batchloom prepare "
                 "--tokenizer takes it, or a tokenizer of transformers, tokenizers or tiktoken"
             )
         return resolve_tokenizer(str(home))

@@ -8,17 +8,17 @@ from typing import Any, final
 
 import numpy as np
 
-from batchloom.batches import IGNORE
+from batchloom.batches import IGNORE_INDEX
 from batchloom.compat.array_output import as_asked, check_output
 from batchloom.compat.formatter import Formatter, formatted
 from batchloom.compat.script_tokenizer import tokenizer_of
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
-from batchloom.core.fingerprint import key128
-from batchloom.core.settings import shown, whole
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Permutation
-from batchloom.preparation.documents import Direct, Documents, encode_directly
-from batchloom.sources import ReadRules, error_of, list_sources
+from batchloom.preparation.documents import DirectEncoding, EncodedDocuments, encode_directly
+from batchloom.sources import ReadRules, list_sources, make_bad_record_error
 from batchloom.sources.files import Source, find_hub_name
 
 _LOG = logging.getLogger("batchloom")
@@ -64,14 +64,16 @@ class SFTDataset:
         *,
         output: str = "torch",
     ) -> None:
-        if (whole(max_seq_length) or 0) < 2:
-            raise SettingsError([f"max_seq_length: {shown(max_seq_length)} is no number above 1"])
+        if (as_int(max_seq_length) or 0) < 2:
+            raise SettingsError(
+                [f"max_seq_length: {quote_value(max_seq_length)} is no number above 1"]
+            )
         check_output(output)
         self._output, self._most = output, max_seq_length
         chosen, form = tokenizer_of(tokenizer), formatted(formatter)
-        how = Direct(chosen, form.reading, _refuse, form.template)
+        how = DirectEncoding(chosen, form.reading, _refuse, form.template)
         encoded = list(encode_directly(list_sources([_place(path_or_id, split)]).sources, how))
-        self._documents = Documents(encoded, chosen.end_id)
+        self._documents = EncodedDocuments(encoded, chosen.end_id)
         self.left_out = Counter(
             left.reason.partition(":")[0] for one in encoded for left in one.dropped
         )
@@ -89,7 +91,7 @@ class SFTDataset:
                 *(f"{self._kept.size:,}", max_seq_length, self.cut, _told(self.left_out)),
             )
         if seed is not None:
-            order = Permutation(self._kept.size, key128("sft", seed))
+            order = Permutation(self._kept.size, derive_key("sft", seed))
             self._kept = self._kept[order.at(np.arange(self._kept.size))]
 
     def __len__(self) -> int:
@@ -98,15 +100,15 @@ class SFTDataset:
     def __getitem__(self, number: int) -> dict[str, Any]:
         """``input_ids``, ``labels`` (-100 where nothing is trained) and ``loss_mask``, int64 [tokens]."""
         ids, trained = self._row(int(self._kept[number]))
-        labels = np.where(trained, ids, IGNORE)
+        labels = np.where(trained, ids, IGNORE_INDEX)
         # Nothing comes before the first token, so that nothing predicts it.
-        labels[0] = IGNORE
-        row = {"input_ids": ids, "labels": labels, "loss_mask": labels != IGNORE}
+        labels[0] = IGNORE_INDEX
+        row = {"input_ids": ids, "labels": labels, "loss_mask": labels != IGNORE_INDEX}
         return as_asked(row, self._output)
 
     def collate(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Rows as one batch [rows, longest], padded at their ends with what carries no loss."""
-        fill = {"input_ids": self._documents.end_id, "labels": IGNORE, "loss_mask": 0}
+        fill = {"input_ids": self._documents.end_id, "labels": IGNORE_INDEX, "loss_mask": 0}
         longest = max(len(row["input_ids"]) for row in rows)
         batch = {name: np.full((len(rows), longest), value) for name, value in fill.items()}
         for number, row in enumerate(rows):
@@ -130,7 +132,7 @@ class SFTDataset:
 
 
 def _refuse(source: Source, bad: BadRecord) -> None:
-    raise error_of(source, ReadRules(), 0, bad)
+    raise make_bad_record_error(source, ReadRules(), 0, bad)
 
 
 def _told(left_out: Counter[str]) -> str:

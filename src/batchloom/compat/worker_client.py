@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, final
 
 from batchloom.core.errors import TrainError
-from batchloom.train import Leave, WorkerConfig, require_packages
+from batchloom.train import LeaveEvent, WorkerConfig, require_train_packages
 
 if TYPE_CHECKING:
     from batchloom.train import WorkerReport
@@ -28,7 +28,7 @@ class WorkerClient:
     def __init__(self, config: WorkerConfig, say: Callable[[str], None] = print) -> None:
         self.config, self._say = config, say
         self._started = False
-        self._leave = Leave()
+        self._leave = LeaveEvent()
         self._running: asyncio.Task[WorkerReport] | None = None
 
     async def start(self) -> None:
@@ -37,7 +37,7 @@ class WorkerClient:
         Raises:
             MissingDependencyError: names everything that is missing.
         """
-        require_packages()
+        require_train_packages()
         await asyncio.to_thread(import_module, _WORKER)
         self._started = True
 

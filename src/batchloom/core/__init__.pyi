@@ -1,5 +1,9 @@
 from .addresses import has_wildcard as has_wildcard, is_url as is_url
-from .conversation import Conversation as Conversation, Labelled as Labelled, Pair as Pair
+from .conversation import (
+    Conversation as Conversation,
+    LabelledConversation as LabelledConversation,
+    PreferencePair as PreferencePair,
+)
 from .document import BadRecord as BadRecord
 from .errors import (
     AccessError as AccessError,
@@ -27,29 +31,33 @@ from .errors import (
     TrainError as TrainError,
     UnusableRecordError as UnusableRecordError,
     WorkerError as WorkerError,
-    record_error as record_error,
+    make_record_error as make_record_error,
 )
-from .fingerprint import canonical as canonical, fingerprint as fingerprint, key128 as key128
+from .fingerprint import (
+    derive_key as derive_key,
+    encode_canonical as encode_canonical,
+    fingerprint as fingerprint,
+)
 from .keyed_hashing import (
     GOLDEN as GOLDEN,
-    keyed_hashes as keyed_hashes,
-    mix as mix,
+    hash_indices as hash_indices,
+    mix_in_place as mix_in_place,
     mix_int as mix_int,
 )
-from .locks import lock_alone as lock_alone
+from .locks import lock_exclusively as lock_exclusively
 from .medium import (
-    KINDS as KINDS,
+    MEDIUM_KINDS as MEDIUM_KINDS,
     AudioFacts as AudioFacts,
     FrameFacts as FrameFacts,
     ImageFacts as ImageFacts,
     Medium as Medium,
-    Seen as Seen,
+    MediumInfo as MediumInfo,
 )
 from .settings import from_plain as from_plain, to_plain as to_plain
 from .synthetic_data import (
-    Synthetic as Synthetic,
+    SyntheticDocuments as SyntheticDocuments,
     SyntheticSpec as SyntheticSpec,
-    parse_synthetic as parse_synthetic,
+    parse_synthetic_spec as parse_synthetic_spec,
 )
-from .wording import visible as visible
+from .wording import escape_unprintable as escape_unprintable
 from .yaml_reader import parse_yaml as parse_yaml, read_yaml as read_yaml

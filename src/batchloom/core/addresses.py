@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 from batchloom.core.errors import InputError
 
 STANDARD_INPUT = "-"
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
-_FILE = "file://"
+_URL_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+_FILE_SCHEME = "file://"
 # Of these a question mark is a part of the name, and there is no signature behind it.
-_WITHOUT_QUERY = ("s3", "s3a", "gs", "gcs", "hf", "memory")
+_QUERYLESS_SCHEMES = ("s3", "s3a", "gs", "gcs", "hf", "memory")
 
 
-def is_far(place: str) -> bool:
+def is_url_or_stdin(place: str) -> bool:
     """Whether a place is no path of this machine: a URL, or standard input."""
     return is_url(place) or place == STANDARD_INPUT
 
@@ -24,39 +24,43 @@ def is_far(place: str) -> bool:
 def is_url(place: str) -> bool:
     """Whether a place is the URL of something that is no file of this machine."""
     # Most places are paths, and the search for three characters is the cheapest that tells.
-    return "://" in place and bool(_URL.match(place)) and not place.lower().startswith(_FILE)
+    return (
+        "://" in place
+        and bool(_URL_PATTERN.match(place))
+        and not place.lower().startswith(_FILE_SCHEME)
+    )
 
 
-def local_path(place: str) -> str:
+def strip_file_scheme(place: str) -> str:
     """The path of a ``file://`` URL; any other place as it is."""
-    return place[len(_FILE) :] if place.lower().startswith(_FILE) else place
+    return place[len(_FILE_SCHEME) :] if place.lower().startswith(_FILE_SCHEME) else place
 
 
-def scheme_of(url: str) -> str:
+def get_scheme(url: str) -> str:
     """What stands before ``://``, in small letters; empty for a path."""
-    match = _URL.match(url) if "://" in url else None
+    match = _URL_PATTERN.match(url) if "://" in url else None
     return match[1].lower() if match else ""
 
 
-def shown(place: str) -> str:
+def redact_url(place: str) -> str:
     """The place without credentials, query and fragment; a path as it is."""
-    scheme = scheme_of(place)
+    scheme = get_scheme(place)
     if not scheme:
         return place
     address = place[len(scheme) + 3 :]
-    if scheme not in _WITHOUT_QUERY:
+    if scheme not in _QUERYLESS_SCHEMES:
         # A slash too many is no reason to show a password.
         address = re.split(r"[?#]", address, maxsplit=1)[0].lstrip("/")
     host, slash, rest = address.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{rest}"
 
 
-def label_of(place: str) -> str:
+def format_input_label(place: str) -> str:
     """What an input that is no path is called; several may be called the same."""
-    return "stdin" if place == STANDARD_INPUT else shown(place)
+    return "stdin" if place == STANDARD_INPUT else redact_url(place)
 
 
-def check_address(url: str) -> None:
+def check_url(url: str) -> None:
     """Refuse a URL that libraries cannot take apart.
 
     Raises:
@@ -66,13 +70,13 @@ def check_address(url: str) -> None:
         _ = urlsplit(url).port
     except ValueError:
         raise InputError(
-            f"{shown(url)} is no URL that can be read: its host or its port is none; write it as "
+            f"{redact_url(url)} is no URL that can be read: its host or its port is none; write it as "
             "scheme://host:port/path."
         ) from None
 
 
 def has_wildcard(url: str) -> bool:
     """Whether a URL may be a glob: a question mark of a web address begins its query."""
-    if scheme_of(url) in _WITHOUT_QUERY:
+    if get_scheme(url) in _QUERYLESS_SCHEMES:
         return bool(re.search(r"[*?\[]", url))
     return bool(re.search(r"[*\[]", urlsplit(url).path))

@@ -30,7 +30,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Interleaved:
+class InterleavedText:
     """A text with media in it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Interleaved:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PreferencePair:
     """A preference: two answers to one prompt, two documents that share a pair id.
 
     Attributes:
@@ -56,7 +56,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledConversation:
     """A conversation somebody called good or bad (KTO's unpaired preference).
 
     Attributes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # How the reason begins where a record is no JSON.
-INVALID_JSON = "not valid JSON: "
+INVALID_JSON_PREFIX = "not valid JSON: "
 
 
 class BatchloomError(Exception):
@@ -86,7 +86,7 @@ class InvalidJsonError(RecordError, json.JSONDecodeError):
         row: int | None = None,
     ) -> None:
         super().__init__(file, line, column, reason, row)
-        self.msg, self.doc, self.pos = reason.removeprefix(INVALID_JSON), "", 0
+        self.msg, self.doc, self.pos = reason.removeprefix(INVALID_JSON_PREFIX), "", 0
         self.lineno, self.colno = line or 1, column or 1
 
     @staticmethod
@@ -95,14 +95,14 @@ class InvalidJsonError(RecordError, json.JSONDecodeError):
     ) -> str:
         place = f"on line {line}" if line is not None else f"in row {row}"
         where = f", column {column}" if column is not None else ""
-        return f"Invalid JSON {place} in {file}{where}: {reason.removeprefix(INVALID_JSON)}"
+        return f"Invalid JSON {place} in {file}{where}: {reason.removeprefix(INVALID_JSON_PREFIX)}"
 
 
-def record_error(
+def make_record_error(
     file: str, line: int | None, column: int | None, reason: str, row: int | None = None
 ) -> RecordError:
     """The error of a bad record, of the class that its reason asks for."""
-    kind = InvalidJsonError if reason.startswith(INVALID_JSON) else RecordError
+    kind = InvalidJsonError if reason.startswith(INVALID_JSON_PREFIX) else RecordError
     return kind(file, line, column, reason, row)
 
 

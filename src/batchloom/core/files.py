@@ -12,14 +12,14 @@ from typing import Any, BinaryIO
 import msgspec
 
 from batchloom.core.errors import InputError
-from batchloom.core.settings import nearest
+from batchloom.core.settings import suggest
 
 # A scheme of one letter is a drive.
-_URL = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.\-]+):/")
+_URL_PATTERN = re.compile(r"(?:^|/)([A-Za-z][A-Za-z0-9+.\-]+):/")
 # What reading JSON with msgspec may raise, whatever its annotations say.
-NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+JSON_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_SPECIAL = "it is a pipe or a device, and only regular files are read; write what it gives into a file first"
+_NOT_REGULAR_REMEDY = "it is a pipe or a device, and only regular files are read; write what it gives into a file first"
 _REMEDIES = {
     errno.EACCES: "permission denied; change its owner or its mode (chmod u+rX)",
     errno.EPERM: "permission denied; change its owner or its mode (chmod u+rX)",
@@ -36,7 +36,7 @@ _REMEDIES = {
     errno.ENOMEM: "out of memory; give the process more",
 }
 # What to do where files of ours cannot be written.
-WRITING = {
+WRITE_REMEDIES = {
     errno.ENOSPC: "the disk is full; free some room, then give the same command again: it goes on",
     errno.EDQUOT: "the disk quota is used up; free some room, then give the same command again",
     errno.EACCES: "permission denied; choose another --out or change its owner",
@@ -52,10 +52,10 @@ WRITING = {
     errno.EISDIR: "a folder is in the way; choose another --out",
     errno.ENOENT: "a folder on the way is gone or cannot be made; choose another --out",
 }
-_SIBLINGS = 4096
+_MAX_SIBLINGS = 4096
 
 
-def because(error: OSError, special: Mapping[int, str] | None = None) -> str:
+def describe_os_error(error: OSError, special: Mapping[int, str] | None = None) -> str:
     """Why the system refused and what to do about it, in the middle of a sentence.
 
     Args:
@@ -63,33 +63,33 @@ def because(error: OSError, special: Mapping[int, str] | None = None) -> str:
         special: other remedies by errno, for what was tried.
     """
     known = {**_REMEDIES, **(special or {})}
-    return known.get(error.errno or 0, mid_sentence(error.strerror or str(error)))
+    return known.get(error.errno or 0, to_mid_sentence(error.strerror or str(error)))
 
 
-def mid_sentence(reason: str) -> str:
+def to_mid_sentence(reason: str) -> str:
     """A reason as it stands in the middle of a sentence; ``CRC check failed`` keeps its name."""
     plain = reason.rstrip(".")
     return plain if plain[1:2].isupper() else plain[:1].lower() + plain[1:]
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading; a pipe or a device is refused where it would be waited for.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    file = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, _SPECIAL, os.fspath(path))
+        raise OSError(errno.EINVAL, _NOT_REGULAR_REMEDY, os.fspath(path))
     return file
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+def read_regular_file(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     """The content of a regular file.
 
     Args:
@@ -99,7 +99,7 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
     Raises:
         OSError: it cannot be read, is no regular file, or is larger than ``most``.
     """
-    with open_regular(path) as file:
+    with open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
             fact = f"it has {size:,} bytes, and at most {most:,} are read; check the path"
@@ -107,7 +107,7 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
         return file.read()
 
 
-def let_go(array: Any) -> None:
+def release_pages(array: Any) -> None:
     """Take the memory of a mapped numpy array out of the process; what is touched again is mapped again.
 
     Where a large file is read from front to back, all of it would count as the process's memory.
@@ -119,14 +119,14 @@ def let_go(array: Any) -> None:
         base.madvise(mmap.MADV_DONTNEED)
 
 
-def absolute(path: str) -> str:
+def make_absolute(path: str) -> str:
     """What ``os.path.abspath`` gives, several times as fast for a path that has nothing to tidy."""
     if not path or path[-1] == "/" or path[0] == "." or "//" in path or "/." in path:
         return os.path.abspath(path)  # noqa: PTH100 - a string stays a string
     return path if path[0] == "/" else f"{os.getcwd().rstrip('/')}/{path}"  # noqa: PTH109
 
 
-def printable(name: str) -> str:
+def decode_file_name(name: str) -> str:
     """A file's name as text: bytes of it that are no UTF-8 become U+FFFD."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "replace")
 
@@ -142,7 +142,7 @@ def refuse_url(place: str | os.PathLike[str], what: str) -> None:
         InputError: it is a URL.
     """
     words = os.fspath(place)
-    match = _URL.search(words)
+    match = _URL_PATTERN.search(words)
     if match and match[1].lower() != "file" and not os.path.lexists(words[: match.end(1) + 1]):
         raise InputError(
             f"{what} is a URL ({match[1]}://...), and must be a path of this machine: copy what lies elsewhere here "
@@ -150,17 +150,17 @@ def refuse_url(place: str | os.PathLike[str], what: str) -> None:
         )
 
 
-def describe_missing(path: str, remedy: str) -> str:
+def describe_missing_path(path: str, remedy: str) -> str:
     """Return the one sentence about a path where nothing is, with a name that was perhaps meant.
 
     Args:
         path: as it was given.
         remedy: what to name in its place, without a full stop.
     """
-    return f"There is no file or folder {path}: {remedy}{nearest_path(path)}"
+    return f"There is no file or folder {path}: {remedy}{suggest_path(path)}"
 
 
-def nearest_path(path: str) -> str:
+def suggest_path(path: str) -> str:
     """The end of a sentence about a path that does not exist: what was meant, if that can be told."""
     if os.path.islink(path):  # noqa: PTH114 - a string stays a string
         return "; it is a link that leads nowhere."
@@ -169,7 +169,7 @@ def nearest_path(path: str) -> str:
         parent, name = os.path.split(parent)
     try:
         with os.scandir(parent or ".") as scan:
-            beside = sorted(entry.name for entry in islice(scan, _SIBLINGS))
+            beside = sorted(entry.name for entry in islice(scan, _MAX_SIBLINGS))
     except OSError:
         return "."
-    return nearest(name, beside) or "."
+    return suggest(name, beside) or "."

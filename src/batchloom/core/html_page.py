@@ -5,15 +5,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchloom.core.wording import visible
+from batchloom.core.wording import escape_unprintable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_BASE = Path(__file__).with_name("page.html.j2")
+_BASE_TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
-def page_of(
+def render_page(
     template: Path, values: Mapping[str, Any], filters: Mapping[str, Callable[..., Any]]
 ) -> str:
     """A page as text.
@@ -24,21 +24,21 @@ def page_of(
         values: what it shows; ``title`` is the page's.
         filters: of the template, besides ``seen`` (every character visible) and ``count`` (``1,234``).
     """
-    environment = _environment(template)
+    environment = _make_environment(template)
     environment.filters |= filters
     return environment.get_template("own").render(values)
 
 
 @cache
-def _environment(template: Path) -> "Environment":
+def _make_environment(template: Path) -> "Environment":
     """Compile a template once: that takes as long as preparing a small store."""
     # jinja2 takes its time to import.
     from jinja2 import DictLoader, Environment, StrictUndefined  # noqa: PLC0415
 
     own = template.read_text("utf-8")
-    pages = DictLoader({"page": _BASE.read_text("utf-8"), "own": own})
+    pages = DictLoader({"page": _BASE_TEMPLATE.read_text("utf-8"), "own": own})
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=pages
     )
-    environment.filters |= {"seen": visible, "count": "{:,}".format}
+    environment.filters |= {"seen": escape_unprintable, "count": "{:,}".format}
     return environment

@@ -8,7 +8,7 @@ full avalanche, so keyed hashes of different indices never collide and no bit st
 import numpy as np
 from numpy.typing import NDArray
 
-Key = tuple[int, int]
+HashKey = tuple[int, int]
 
 _MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -18,7 +18,7 @@ _U48 = np.uint64(48)
 _N1, _N2 = np.uint64(_M1), np.uint64(_M2)
 
 
-def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_in_place(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finalizer, in place, over uint64 values of any shape; returns them."""
     values ^= values >> _U30
     values *= _N1
@@ -35,21 +35,21 @@ def mix_int(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def keyed_hashes(indices: NDArray[np.int64], key: Key) -> NDArray[np.uint64]:
+def hash_indices(indices: NDArray[np.int64], key: HashKey) -> NDArray[np.uint64]:
     """A 64-bit hash of each index under a 128-bit key; different indices never share one."""
     values = indices.astype(np.uint64)
     values += np.uint64(key[0])
-    values = mix(values)
+    values = mix_in_place(values)
     values ^= np.uint64(key[1])
-    return mix(values)
+    return mix_in_place(values)
 
 
-def shuffled(size: int, key: Key) -> NDArray[np.int64]:
+def shuffle_range(size: int, key: HashKey) -> NDArray[np.int64]:
     """The numbers 0 to size-1 in the order of their keyed hashes, int64 [size]."""
-    return _ascending(keyed_hashes(np.arange(size), key))
+    return _argsort_hashes(hash_indices(np.arange(size), key))
 
 
-def _ascending(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _argsort_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """What ``argsort`` gives of hashes that all differ."""
     # Of 16 bits numpy's stable sort is a radix sort, and of what is nearly in order it is fast, too.
     order = np.argsort((hashes >> _U48).astype(np.uint16), kind="stable")
@@ -57,7 +57,7 @@ def _ascending(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     return found
 
 
-def round_keys(key: Key, rounds: int) -> list[int]:
+def derive_round_keys(key: HashKey, rounds: int) -> list[int]:
     """One 64-bit key a round, from a 128-bit key."""
     return [
         mix_int((key[0] + GOLDEN * (i + 1)) & _MASK) ^ mix_int((key[1] + i) & _MASK)

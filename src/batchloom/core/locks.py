@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from batchloom.core.errors import OutputError, StoreConflictError
-from batchloom.core.files import because
+from batchloom.core.files import describe_os_error
 
 
-def lock_alone(
+def lock_exclusively(
     descriptor: int,
     path: Path,
     *,
@@ -40,12 +40,12 @@ def lock_alone(
     except OSError as error:
         if unable is None:
             raise
-        raise OutputError(unable(because(error))) from error
-    if not is_at(path, descriptor):
+        raise OutputError(unable(describe_os_error(error))) from error
+    if not has_same_inode(path, descriptor):
         raise StoreConflictError(ended)
 
 
-def is_at(path: Path, descriptor: int) -> bool:
+def has_same_inode(path: Path, descriptor: int) -> bool:
     """Whether what is open still has this name."""
     try:
         now = path.stat()

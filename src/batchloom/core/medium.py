@@ -4,33 +4,35 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["image", "audio", "video"]
-KINDS: tuple[Kind, ...] = ("image", "audio", "video")
-_NAMED: dict[Kind, str] = {
+MediumKind = Literal["image", "audio", "video"]
+MEDIUM_KINDS: tuple[MediumKind, ...] = ("image", "audio", "video")
+_EXTENSIONS_BY_KIND: dict[MediumKind, str] = {
     "image": "jpg jpeg jpe jfif png gif webp bmp tif tiff ppm pgm avif",
     "audio": "wav flac mp3 ogg oga opus aif aiff au caf m4a aac wma",
     "video": "mp4 m4v mkv webm mov avi mpg mpeg wmv flv",
 }
-_ENDINGS = {ending: kind for kind, endings in _NAMED.items() for ending in endings.split()}
+_KIND_BY_EXTENSION = {
+    ending: kind for kind, endings in _EXTENSIONS_BY_KIND.items() for ending in endings.split()
+}
 
 
-_WITHIN = re.compile(r"(.*\.tar)#(\d{1,18})\+(\d{1,18})", re.DOTALL | re.IGNORECASE)
+_TAR_RANGE_PATTERN = re.compile(r"(.*\.tar)#(\d{1,18})\+(\d{1,18})", re.DOTALL | re.IGNORECASE)
 
 
-def place_within(file: str, start: int, size: int) -> str:
+def format_tar_location(file: str, start: int, size: int) -> str:
     """The place of a medium that is a stretch of a tar: ``FILE#START+SIZE``, in bytes."""
     return f"{file}#{start}+{size}"
 
 
-def stretch_of(place: str) -> tuple[str, tuple[int, int] | None]:
+def parse_tar_location(place: str) -> tuple[str, tuple[int, int] | None]:
     """The file of a place, and where in it the medium begins and how many bytes it has; None where it is the file."""
-    match = _WITHIN.fullmatch(place)
+    match = _TAR_RANGE_PATTERN.fullmatch(place)
     return (place, None) if match is None else (match[1], (int(match[2]), int(match[3])))
 
 
-def kind_by_name(name: str) -> Kind | None:
+def detect_medium_kind(name: str) -> MediumKind | None:
     """The kind of medium that a file is by the ending of its name; None where it is none."""
-    return _ENDINGS.get(name.rpartition(".")[2].lower())
+    return _KIND_BY_EXTENSION.get(name.rpartition(".")[2].lower())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +87,20 @@ class AudioFacts:
         return self.samples / self.rate
 
 
-Facts = ImageFacts | AudioFacts
+MediumFacts = ImageFacts | AudioFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MediumInfo:
     """What was found where a medium lies.
 
     Attributes:
         facts: what its header says.
-        digest: what tells it from others, 16 bytes (:func:`batchloom.media.edge_hash`).
+        digest: what tells it from others, 16 bytes (:func:`batchloom.media.hash_edges`).
         size: bytes of its file.
     """
 
-    facts: Facts
+    facts: MediumFacts
     digest: bytes
     size: int
 
@@ -109,13 +111,13 @@ class Medium:
 
     Attributes:
         kind: which of them; each frame of a video that was looked at is an image.
-        place: its path or URL as the record has it, of one in a tar as :func:`place_within` writes it; empty where
-            the record holds its bytes.
+        place: its path or URL as the record has it, of one in a tar as :func:`format_tar_location` writes it; empty
+            where the record holds its bytes.
         data: its bytes where the record holds them, else None.
         seen: what was found there; None before anybody has looked.
     """
 
-    kind: Kind
+    kind: MediumKind
     place: str
     data: bytes | None = None
-    seen: Seen | None = None
+    seen: MediumInfo | None = None

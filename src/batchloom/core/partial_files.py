@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from batchloom.core.errors import BatchloomError, OutputError
-from batchloom.core.files import WRITING, because
+from batchloom.core.files import WRITE_REMEDIES, describe_os_error
 
-ASIDE = ".partial"
+PARTIAL_SUFFIX = ".partial"
 
 
 @contextlib.contextmanager
-def refused(doing: str, path: Path) -> Iterator[None]:
+def wrap_os_errors(doing: str, path: Path) -> Iterator[None]:
     """Turn the system's refusal of ``path`` into one sentence with its remedy.
 
     Args:
@@ -27,4 +27,6 @@ def refused(doing: str, path: Path) -> Iterator[None]:
         # Some of ours are OSErrors too, and say already what is wrong.
         raise
     except OSError as error:
-        raise OutputError(f"Cannot {doing} {path}: {because(error, WRITING)}.") from error
+        raise OutputError(
+            f"Cannot {doing} {path}: {describe_os_error(error, WRITE_REMEDIES)}."
+        ) from error

@@ -5,19 +5,19 @@ from typing import Any
 
 from batchloom.core.errors import OutputError
 
-_LONGEST_TITLE = 160
+_MAX_TITLE_LENGTH = 160
 
 
-def drawable(text: str) -> str:
+def escape_plot_text(text: str) -> str:
     """A text as matplotlib can draw it: in names are letters the font lacks, bytes that are no text, dollars.
 
     Of many stores a title cannot name all: it is cut.
     """
-    cut = text if len(text) <= _LONGEST_TITLE else f"{text[: _LONGEST_TITLE - 3]}..."
+    cut = text if len(text) <= _MAX_TITLE_LENGTH else f"{text[: _MAX_TITLE_LENGTH - 3]}..."
     return cut.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
 
 
-def save_picture(figure: Any, png: Path) -> None:
+def save_figure(figure: Any, png: Path) -> None:
     """Write a figure as PNG, aside first.
 
     Raises:

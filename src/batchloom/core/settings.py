@@ -17,11 +17,11 @@ from batchloom.core.errors import SettingsError
 
 T = TypeVar("T")
 
-_SHOWN = 120
-_MOST_SHOWN_BITS = 256
+_MAX_QUOTED_LENGTH = 120
+_MAX_QUOTED_BITS = 256
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the known word nearest to ``word``, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -41,12 +41,12 @@ def raise_problems(problems: list[str]) -> None:
         raise SettingsError(problems)
 
 
-def is_switch(value: object) -> bool:
+def is_bool(value: object) -> bool:
     """Whether a setting that is on or off is one: the word ``'no'`` would count as on."""
     return isinstance(value, bool)
 
 
-def whole(value: object) -> int | None:
+def as_int(value: object) -> int | None:
     """A value that counts, as a Python int; None for bools and what has no ``__index__``."""
     if isinstance(value, bool):
         return None
@@ -56,7 +56,7 @@ def whole(value: object) -> int | None:
         return None
 
 
-def is_amount(value: object, *, zero: bool = False) -> bool:
+def is_positive_number(value: object, *, zero: bool = False) -> bool:
     """Whether a value is a finite number above 0, or from 0 on."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -67,17 +67,17 @@ def is_amount(value: object, *, zero: bool = False) -> bool:
     return finite and (value >= 0 if zero else value > 0)
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """A value as an error quotes it: its ``repr``, cut where it is long."""
-    number = whole(value)
+    number = as_int(value)
     # Python spells no number of more than 4,300 digits.
-    if number is not None and number.bit_length() > _MOST_SHOWN_BITS:
+    if number is not None and number.bit_length() > _MAX_QUOTED_BITS:
         return f"a number of {number.bit_length():,} bits"
     text = repr(value if number is None else number)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[: _MAX_QUOTED_LENGTH - 3]}..."
 
 
-def set_wholes(spec: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]:
+def coerce_int_fields(spec: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]:
     """Make plain ints of a frozen spec's fields that count; gives the problems of those that cannot be.
 
     Args:
@@ -90,9 +90,11 @@ def set_wholes(spec: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]
         value = getattr(spec, name)
         if value is None and defaults[name] is None:
             continue
-        number = whole(value)
+        number = as_int(value)
         if number is None or not least <= number <= most:
-            problems.append(f"{name}: {shown(value)} is not a whole number from {least} to {most}")
+            problems.append(
+                f"{name}: {quote_value(value)} is not a whole number from {least} to {most}"
+            )
         else:
             object.__setattr__(spec, name, number)
     return problems
@@ -102,7 +104,9 @@ def to_plain(spec: object) -> dict[str, Any]:
     """A settings dataclass as a dict of plain JSON values (tuples become lists)."""
     if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
         raise TypeError(f"to_plain takes a settings value, not {type(spec).__name__}")
-    return {field.name: _plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
+    return {
+        field.name: _value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)
+    }
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
@@ -116,7 +120,7 @@ def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     where = f"{path}." if path else ""
     problems = [
-        f"{where}{name}: unknown setting{nearest(name, fields)}"
+        f"{where}{name}: unknown setting{suggest(name, fields)}"
         for name in values
         if name not in fields
     ]
@@ -133,13 +137,13 @@ def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     return cls(**ready)
 
 
-def _plain(value: Any) -> Any:
+def _value_to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return to_plain(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _value_to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_value_to_plain(item) for item in value]
     return value
 
 
@@ -180,7 +184,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, path: str) -> Any:
         return None
     problems: list[str] = []
     # The problems told are those of the last: of settings, the ones that know most of the names.
-    for option in sorted(args, key=lambda option: _known(option, value)):
+    for option in sorted(args, key=lambda option: _count_known_fields(option, value)):
         if option is not type(None):
             try:
                 return _convert(option, value, path)
@@ -189,7 +193,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, path: str) -> Any:
     raise SettingsError(problems)
 
 
-def _known(option: Any, value: Any) -> int:
+def _count_known_fields(option: Any, value: Any) -> int:
     """How many of a mapping's names are fields of a settings class."""
     if not (dataclasses.is_dataclass(option) and isinstance(value, Mapping)):
         return 0

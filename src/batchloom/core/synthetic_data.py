@@ -11,32 +11,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.fingerprint import key128
-from batchloom.core.keyed_hashing import GOLDEN, keyed_hashes, mix
-from batchloom.core.settings import nearest, raise_problems, set_wholes, shown, to_plain, whole
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.keyed_hashing import GOLDEN, hash_indices, mix_in_place
+from batchloom.core.settings import (
+    as_int,
+    coerce_int_fields,
+    quote_value,
+    raise_problems,
+    suggest,
+    to_plain,
+)
 
-Content = Literal["random", "text"]
+SyntheticContent = Literal["random", "text"]
 # The same batch on every rank, and a share for each.
 DUMMY, DISTRIBUTED_DUMMY = "dummy", "distributed_dummy"
-NAMES = (DUMMY, DISTRIBUTED_DUMMY)
+SYNTHETIC_NAMES = (DUMMY, DISTRIBUTED_DUMMY)
 # What manifests, log lines and batches call it.
 SYNTHETIC = "synthetic"
 # Lengths and ids change with this number; docs/synthetic.md describes each version.
 SYNTHETIC_VERSION = 1
 
-_MOST_SEED = (1 << 128) - 1
-_MOST_LENGTH = 1 << 24
+_MAX_SEED = (1 << 128) - 1
+_MAX_LENGTH = 1 << 24
 _BOUNDS = {
     "documents": (1, 10**8),
     "vocab": (2, (1 << 31) - 1),
-    "seed": (-_MOST_SEED, _MOST_SEED),
+    "seed": (-_MAX_SEED, _MAX_SEED),
 }
 _CONTENTS = ("random", "text")
-# A run of text begins anew at each multiple of _RUN, and elsewhere once in _FRESH places (powers of 2).
-_RUN, _FRESH = 16, 8
+# A run of text begins anew at each multiple of _RUN_PERIOD, and elsewhere once in _RESTART_PERIOD places (powers of 2).
+_RUN_PERIOD, _RESTART_PERIOD = 16, 8
 _STEP = np.uint64(GOLDEN)
 _U3, _U29, _U32 = np.uint64(3), np.uint64(29), np.uint64(32)
-_STRETCH = 1 << 20
+_CHUNK_DOCUMENTS = 1 << 20
 
 Ids = NDArray[np.int64]
 
@@ -61,30 +68,31 @@ class SyntheticSpec:
     vocab: int = 50_257
     lengths: tuple[int, int] = (100, 2000)
     seed: int = 0
-    kind: Content = "random"
+    kind: SyntheticContent = "random"
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, _BOUNDS)
-        for name, known in (("name", NAMES), ("kind", _CONTENTS)):
+        problems = coerce_int_fields(self, _BOUNDS)
+        for name, known in (("name", SYNTHETIC_NAMES), ("kind", _CONTENTS)):
             value = getattr(self, name)
             if value not in known:
-                hint = nearest(str(value), known)
-                problems.append(f"{name}: {shown(value)} is none of {', '.join(known)}{hint}")
+                hint = suggest(str(value), known)
+                problems.append(f"{name}: {quote_value(value)} is none of {', '.join(known)}{hint}")
         try:
-            shortest, longest = (whole(one) or 0 for one in self.lengths)
+            shortest, longest = (as_int(one) or 0 for one in self.lengths)
         except (TypeError, ValueError):
             shortest = longest = 0
-        if not 1 <= shortest <= longest <= _MOST_LENGTH:
+        if not 1 <= shortest <= longest <= _MAX_LENGTH:
             problems.append(
-                f"lengths: {shown(self.lengths)} is not the shortest and the longest length, two whole numbers from "
-                f"1 to {_MOST_LENGTH}, such as 100-2000"
+                f"lengths: {quote_value(self.lengths)} is not the shortest and the longest length, two whole "
+                f"numbers from "
+                f"1 to {_MAX_LENGTH}, such as 100-2000"
             )
         raise_problems(problems)
         object.__setattr__(self, "lengths", (shortest, longest))
 
     @property
     def place(self) -> str:
-        """The whole of it as one word, which :func:`parse_synthetic` takes."""
+        """The whole of it as one word, which :func:`parse_synthetic_spec` takes."""
         shortest, longest = self.lengths
         return (
             f"{self.name}:documents={self.documents},vocab={self.vocab},lengths={shortest}-{longest},"
@@ -97,14 +105,14 @@ class SyntheticSpec:
         return {"source": SYNTHETIC, "version": SYNTHETIC_VERSION, **to_plain(self)}
 
 
-def parse_synthetic(given: str) -> SyntheticSpec | None:
+def parse_synthetic_spec(given: str) -> SyntheticSpec | None:
     """The settings in ``dummy:documents=1000,kind=text``; None where it is no name of synthetic data.
 
     Raises:
         SettingsError: settings nobody knows, given twice, or out of bounds; all at once.
     """
     name, _, rest = given.partition(":")
-    if name not in NAMES:
+    if name not in SYNTHETIC_NAMES:
         return None
     known = [field.name for field in fields(SyntheticSpec)][1:]
     problems: list[str] = []
@@ -113,13 +121,13 @@ def parse_synthetic(given: str) -> SyntheticSpec | None:
         key, equals, value = word.partition("=")
         if key not in known or not equals:
             problems.append(
-                f"{name}: {shown(word)} is no setting of it; it takes NAME=VALUE of "
-                f"{', '.join(known)}{nearest(key, known)}"
+                f"{name}: {quote_value(word)} is no setting of it; it takes NAME=VALUE of "
+                f"{', '.join(known)}{suggest(key, known)}"
             )
         elif key in values:
             problems.append(f"{name}: {key} is given twice")
         else:
-            values[key] = _value(key, value)
+            values[key] = _parse_value(key, value)
     try:
         spec = SyntheticSpec(name=name, **values)
     except SettingsError as error:
@@ -128,7 +136,7 @@ def parse_synthetic(given: str) -> SyntheticSpec | None:
     return spec
 
 
-def _value(key: str, text: str) -> Any:
+def _parse_value(key: str, text: str) -> Any:
     """A setting as its type has it; what is no number stays as it is, for the spec to refuse."""
     try:
         if key == "lengths":
@@ -140,7 +148,7 @@ def _value(key: str, text: str) -> Any:
 
 
 @final
-class Synthetic:
+class SyntheticDocuments:
     """The documents of a spec.
 
     Args:
@@ -149,8 +157,8 @@ class Synthetic:
 
     def __init__(self, spec: SyntheticSpec) -> None:
         self.spec = spec
-        self._length_key = key128(spec.seed, SYNTHETIC, "lengths")
-        self._id_key = key128(spec.seed, SYNTHETIC, "ids")
+        self._length_key = derive_key(spec.seed, SYNTHETIC, "lengths")
+        self._id_key = derive_key(spec.seed, SYNTHETIC, "ids")
 
     @property
     def end_id(self) -> int:
@@ -164,14 +172,16 @@ class Synthetic:
         if shortest == longest:
             return count * shortest
         return sum(
-            int(self.lengths(np.arange(at, min(at + _STRETCH, count))).sum(dtype=np.int64))
-            for at in range(0, count, _STRETCH)
+            int(self.lengths(np.arange(at, min(at + _CHUNK_DOCUMENTS, count))).sum(dtype=np.int64))
+            for at in range(0, count, _CHUNK_DOCUMENTS)
         )
 
     def lengths(self, documents: Ids) -> NDArray[np.uint32]:
         """Tokens of these documents, uint32 of the same length."""
         shortest, longest = self.spec.lengths
-        drawn = _below(keyed_hashes(documents, self._length_key) >> _U32, longest - shortest + 1)
+        drawn = _scale_below(
+            hash_indices(documents, self._length_key) >> _U32, longest - shortest + 1
+        )
         return (drawn + np.uint64(shortest)).astype(np.uint32)
 
     def ids(self, documents: Ids, starts: Ids, lengths: Ids) -> Ids:
@@ -182,9 +192,9 @@ class Synthetic:
             starts: first token of each span inside its document [N].
             lengths: tokens of each span [N]; a span lies in its document.
         """
-        streams = keyed_hashes(documents, self._id_key)
+        streams = hash_indices(documents, self._id_key)
         if self.spec.kind == "random":
-            ids = _below(_hashes(streams, starts, lengths) >> _U32, self.spec.vocab - 1)
+            ids = _scale_below(_hash_tokens(streams, starts, lengths) >> _U32, self.spec.vocab - 1)
         else:
             ids = self._text(streams, starts, lengths)
         ended = starts + lengths == self.lengths(documents)
@@ -196,17 +206,17 @@ class Synthetic:
 
         A span is made from the multiple of the longest run before it on, and cut.
         """
-        words, early = self.spec.vocab - 1, starts % _RUN
+        words, early = self.spec.vocab - 1, starts % _RUN_PERIOD
         longer = lengths + early
-        hashes = _hashes(streams, starts - early, longer)
+        hashes = _hash_tokens(streams, starts - early, longer)
         before = np.cumsum(longer) - longer
         places = np.arange(hashes.size) + np.repeat((starts - early) - before, longer)
-        fresh = (places & (_RUN - 1) == 0) | (hashes & np.uint64(_FRESH - 1) == 0)
+        fresh = (places & (_RUN_PERIOD - 1) == 0) | (hashes & np.uint64(_RESTART_PERIOD - 1) == 0)
         begins, runs = np.flatnonzero(fresh), np.cumsum(fresh) - 1
         # Where in its run a word stands is added to the first word of the run.
-        firsts = _zipf(hashes[begins], words) - begins.astype(np.uint64)
+        firsts = _sample_zipf(hashes[begins], words) - begins.astype(np.uint64)
         ids: NDArray[np.uint64] = firsts[runs] + np.arange(hashes.size, dtype=np.uint64)
-        if words > _RUN:
+        if words > _RUN_PERIOD:
             ids -= np.where(ids >= np.uint64(words), np.uint64(words), np.uint64(0))
         else:
             ids %= np.uint64(words)
@@ -215,27 +225,29 @@ class Synthetic:
         return ids
 
 
-def _hashes(streams: NDArray[np.uint64], starts: Ids, lengths: Ids) -> NDArray[np.uint64]:
+def _hash_tokens(streams: NDArray[np.uint64], starts: Ids, lengths: Ids) -> NDArray[np.uint64]:
     """64 random bits of each token of spans: SplitMix64's output at its place in its document's stream."""
     before = np.cumsum(lengths) - lengths
     states = streams + (starts - before).astype(np.uint64) * _STEP
-    return mix(np.repeat(states, lengths) + np.arange(int(lengths.sum()), dtype=np.uint64) * _STEP)
+    return mix_in_place(
+        np.repeat(states, lengths) + np.arange(int(lengths.sum()), dtype=np.uint64) * _STEP
+    )
 
 
-def _below(bits: NDArray[np.uint64], bound: int) -> NDArray[np.uint64]:
+def _scale_below(bits: NDArray[np.uint64], bound: int) -> NDArray[np.uint64]:
     """Numbers below ``bound`` (at most 2**32) from 32 random bits each."""
     numbers: NDArray[np.uint64] = bits * np.uint64(bound)
     numbers >>= _U32
     return numbers
 
 
-def _zipf(hashes: NDArray[np.uint64], words: int) -> NDArray[np.uint64]:
+def _sample_zipf(hashes: NDArray[np.uint64], words: int) -> NDArray[np.uint64]:
     """Numbers below ``words``, each octave (1, 2, 4, 8, ... of them) as likely as any other.
 
     In whole numbers alone: powers of floats differ between machines in their last bit.
     """
     one = np.uint64(1)
-    octave = _below(hashes >> _U32, words.bit_length())
+    octave = _scale_below(hashes >> _U32, words.bit_length())
     first = (one << octave) - one
     size = np.minimum(one << octave, np.uint64(words) - first)
     inside: NDArray[np.uint64] = (hashes >> _U3) & np.uint64((1 << 29) - 1)

@@ -2,7 +2,7 @@
 
 import re
 
-_KINDS = {
+_JSON_TYPE_NAMES = {
     dict: "an object",
     list: "an array",
     tuple: "an array",
@@ -17,18 +17,18 @@ _KINDS = {
 BYTES_REMEDY = "make text of its bytes first (pyarrow: column.cast('string'); pandas: column.str.decode('utf-8'))"
 
 
-def kind_of(value: object) -> str:
+def describe_json_type(value: object) -> str:
     """``an object``, ``a number``, ``null`` ... as JSON calls it, else the name of its type."""
-    return _KINDS.get(type(value)) or f"a {type(value).__name__}"
+    return _JSON_TYPE_NAMES.get(type(value)) or f"a {type(value).__name__}"
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """``1 file``, ``2 files``, ``1 pass``, ``1,000 passes``."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
 
 
-def visible(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     r"""A text whose every character can be seen: control and direction characters as ``\x1b``, ``\u202e``."""
     if text.isprintable():
         return text
@@ -37,7 +37,7 @@ def visible(text: str) -> str:
     )
 
 
-def megabytes(size: float) -> str:
+def format_size(size: float) -> str:
     """A number of bytes in the unit people would say it in."""
     if size < 10**3:
         return f"{size:,.0f} bytes"
@@ -46,7 +46,7 @@ def megabytes(size: float) -> str:
     return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time in the unit people would say it in."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -54,13 +54,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-def byte_count(text: str) -> int | None:
+def parse_size(text: str) -> int | None:
     """``50GB``, ``1.5 TB``, ``64MiB`` or ``1000000`` as a number of bytes; None where it is none."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(I?)B?", text.strip().upper())
     if match is None or (match[3] and not match[2]):
         return None
     unit = 1024 if match[3] else 1000
-    return round(float(match[1]) * float(unit ** _UNITS[match[2]]))
+    return round(float(match[1]) * float(unit ** _SIZE_UNITS[match[2]]))

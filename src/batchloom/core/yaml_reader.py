@@ -14,25 +14,25 @@ from yaml.nodes import ScalarNode
 from yaml.resolver import Resolver
 
 from batchloom.core.errors import InputError, InputMissingError, RecordError
-from batchloom.core.files import because, describe_missing, open_regular
-from batchloom.core.settings import shown
+from batchloom.core.files import describe_missing_path, describe_os_error, open_regular_file
+from batchloom.core.settings import quote_value
 
 # A hundred thousand data sets are some ten million bytes.
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 # Of all values, those behind aliases counted each time they are used.
-_MOST_VALUES = 4_000_000
-_MOST_DEPTH = 64
+_MAX_VALUES = 4_000_000
+_MAX_DEPTH = 64
 _TAG = "tag:yaml.org,2002:"
-_LIST = "write datasets: and a list into it"
-_SCALARS = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null")}
-_COLLECTIONS = {f"{_TAG}map", f"{_TAG}seq"}
+_LIST_REMEDY = "write datasets: and a list into it"
+_SCALAR_TAGS = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null")}
+_COLLECTION_TAGS = {f"{_TAG}map", f"{_TAG}seq"}
 # YAML 1.1 asks for a point, which nobody writes.
 FLOAT_TAG = f"{_TAG}float"
-EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+\Z")
+EXPONENT_PATTERN = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+\Z")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(path: Path, remedy: str = _LIST) -> Any:
+def read_yaml(path: Path, remedy: str = _LIST_REMEDY) -> Any:
     """What a YAML file holds: dicts with text keys, lists, texts, numbers, True, False and None.
 
     Dates stay text. Anchors, aliases and merge keys are followed. A file whose name ends in ``.json``
@@ -49,28 +49,28 @@ def read_yaml(path: Path, remedy: str = _LIST) -> Any:
         InputError: it cannot be read.
     """
     try:
-        with open_regular(path) as file:
-            data = file.read(_MOST_BYTES + 1)
+        with open_regular_file(path) as file:
+            data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         remedy = "name a YAML file that exists"
-        raise InputMissingError(describe_missing(str(path), remedy)) from None
+        raise InputMissingError(describe_missing_path(str(path), remedy)) from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {because(error)}.") from error
+        raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
     return parse_yaml(data, str(path), remedy)
 
 
-def parse_yaml(data: bytes, name: str, remedy: str = _LIST) -> Any:
+def parse_yaml(data: bytes, name: str, remedy: str = _LIST_REMEDY) -> Any:
     """The same of bytes; ``name`` is what messages call them."""
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise InputError(
-            f"{name} has more than {_MOST_BYTES >> 20} MiB, which no list of data sets needs; name a folder or a "
+            f"{name} has more than {_MAX_BYTES >> 20} MiB, which no list of data sets needs; name a folder or a "
             "glob in place of its files."
         )
     if name.lower().endswith(".json") and data.strip():
-        return _parse_json(_text(data, name), name)
-    builder = _Builder(name)
+        return _parse_json(_decode_text(data, name), name)
+    builder = _YamlBuilder(name)
     try:
-        for event in yaml.parse(_text(data, name), Loader=_LOADER):
+        for event in yaml.parse(_decode_text(data, name), Loader=_LOADER):
             builder.take(event)
     except yaml.reader.ReaderError as error:
         raise RecordError(
@@ -80,7 +80,9 @@ def parse_yaml(data: bytes, name: str, remedy: str = _LIST) -> Any:
             f"holds a control character (code {error.character}); write YAML as text",
         ) from None
     except yaml.MarkedYAMLError as error:
-        raise _fault(name, error.problem_mark or error.context_mark, _reason(error)) from None
+        raise _make_yaml_error(
+            name, error.problem_mark or error.context_mark, _describe_yaml_error(error)
+        ) from None
     if not builder.documents:
         raise InputMissingError(f"{name} is empty; {remedy}.")
     return builder.documents[0]
@@ -96,7 +98,10 @@ def _parse_json(text: str, name: str) -> Any:
                 key for key, count in Counter(key for key, _ in pairs).items() if count > 1
             )
             raise RecordError(
-                name, None, None, f"the key {shown(twice)} is there twice; leave one of the two out"
+                name,
+                None,
+                None,
+                f"the key {quote_value(twice)} is there twice; leave one of the two out",
             )
         return found
 
@@ -112,7 +117,7 @@ def _parse_json(text: str, name: str) -> Any:
     return found
 
 
-def _text(data: bytes, name: str) -> str:
+def _decode_text(data: bytes, name: str) -> str:
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         return data.decode(encoding)
@@ -125,18 +130,18 @@ def _text(data: bytes, name: str) -> str:
         ) from None
 
 
-def _reason(error: yaml.MarkedYAMLError) -> str:
+def _describe_yaml_error(error: yaml.MarkedYAMLError) -> str:
     context = f" ({error.context})" if error.context else ""
     return f"not valid YAML: {error.problem}{context}"
 
 
-def _fault(name: str, mark: Any, reason: str) -> RecordError:
+def _make_yaml_error(name: str, mark: Any, reason: str) -> RecordError:
     line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
     return RecordError(name, line, column, reason)
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCollection:
     """A list or mapping that is not closed yet: how many values are in it, how deep they lie."""
 
     value: list[Any] | dict[str, Any]
@@ -148,12 +153,12 @@ class _Open:
 
 
 @final
-class _Builder:
+class _YamlBuilder:
     """Makes values of the events of a parser, without calling itself."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._open: list[_Open] = []
+        self._open: list[_OpenCollection] = []
         self._anchors: dict[str, tuple[Any, int, int]] = {}
         self._size = 0
         self._resolver, self._constructor = Resolver(), SafeConstructor()
@@ -183,11 +188,12 @@ class _Builder:
         )
 
     def _take_key(self, event: yaml.ScalarEvent) -> None:
-        self._check_tag(event, _SCALARS)
+        self._check_tag(event, _SCALAR_TAGS)
         top = self._open[-1]
         if event.value in top.value:
             raise self._fault(
-                event, f"the key {shown(event.value)} is there already; leave one of the two out"
+                event,
+                f"the key {quote_value(event.value)} is there already; leave one of the two out",
             )
         top.key = event.value
 
@@ -207,13 +213,13 @@ class _Builder:
     def _begin(self, event: yaml.CollectionStartEvent) -> None:
         if self._waits_for_key():
             raise self._fault(event, "a list or mapping stands for a key; write a word")
-        self._check_tag(event, _COLLECTIONS)
-        if len(self._open) >= _MOST_DEPTH:
+        self._check_tag(event, _COLLECTION_TAGS)
+        if len(self._open) >= _MAX_DEPTH:
             raise self._fault(
-                event, f"more than {_MOST_DEPTH} lists and mappings lie in one another"
+                event, f"more than {_MAX_DEPTH} lists and mappings lie in one another"
             )
         value: list[Any] | dict[str, Any] = [] if isinstance(event, yaml.SequenceStartEvent) else {}
-        self._open.append(_Open(value, event.anchor))
+        self._open.append(_OpenCollection(value, event.anchor))
 
     def _end(self, event: yaml.CollectionEndEvent) -> None:
         done = self._open.pop()
@@ -230,9 +236,9 @@ class _Builder:
         if anchor is not None:
             self._anchors[anchor] = made
         self._size += size if isinstance(event, yaml.AliasEvent) else 1
-        if self._size > _MOST_VALUES:
+        if self._size > _MAX_VALUES:
             raise self._fault(
-                event, f"more than {_MOST_VALUES:,} values, aliases followed; write fewer"
+                event, f"more than {_MAX_VALUES:,} values, aliases followed; write fewer"
             )
         if not self._open:
             self.documents.append(value)
@@ -248,9 +254,9 @@ class _Builder:
             top.value[top.key], top.key = value, None
 
     def _check_depth(self, more: int, event: yaml.Event) -> None:
-        if len(self._open) + more > _MOST_DEPTH:
+        if len(self._open) + more > _MAX_DEPTH:
             raise self._fault(
-                event, f"more than {_MOST_DEPTH} lists and mappings lie in one another"
+                event, f"more than {_MAX_DEPTH} lists and mappings lie in one another"
             )
 
     def _merges(self, value: Any, event: yaml.Event) -> Iterator[dict[str, Any]]:
@@ -260,15 +266,15 @@ class _Builder:
             yield one
 
     def _scalar(self, event: yaml.ScalarEvent) -> Any:
-        self._check_tag(event, _SCALARS)
+        self._check_tag(event, _SCALAR_TAGS)
         tag = None if event.tag == "!" else event.tag
         if tag is None:
             if not event.implicit[0]:
                 return event.value
             tag = self._resolver.resolve(ScalarNode, event.value, (True, False))
-            if EXPONENT.fullmatch(event.value):
+            if EXPONENT_PATTERN.fullmatch(event.value):
                 tag = FLOAT_TAG
-        if tag not in _SCALARS or tag == f"{_TAG}str":
+        if tag not in _SCALAR_TAGS or tag == f"{_TAG}str":
             return event.value
         make = getattr(self._constructor, f"construct_yaml_{tag.removeprefix(_TAG)}")
         try:
@@ -276,15 +282,15 @@ class _Builder:
         except (ValueError, KeyError):
             kind = tag.removeprefix(_TAG)
             raise self._fault(
-                event, f"{shown(event.value)} cannot be read as {kind}; quote it"
+                event, f"{quote_value(event.value)} cannot be read as {kind}; quote it"
             ) from None
 
     def _check_tag(self, event: Any, known: set[str]) -> None:
         if event.tag not in (None, "!") and event.tag not in known:
             raise self._fault(
                 event,
-                f"the tag {shown(event.tag)} is not read, only plain lists, mappings, texts and numbers",
+                f"the tag {quote_value(event.tag)} is not read, only plain lists, mappings, texts and numbers",
             )
 
     def _fault(self, event: yaml.Event, reason: str) -> RecordError:
-        return _fault(self._name, event.start_mark, reason)
+        return _make_yaml_error(self._name, event.start_mark, reason)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.fsdp2 import load_newest, save, shard
+from batchloom.adapters.fsdp2 import load_newest_fsdp2, save_fsdp2, shard_model
 from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
@@ -19,7 +19,7 @@ def train(model: Any, job: Job) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         dist.init_process_group("gloo")
-        shard(model)  # with rank 0's weights on all
+        shard_model(model)  # with rank 0's weights on all
     optimizer = adamw(model.parameters(), job.lr)
     loader = Loader(
         open_store(job.data),
@@ -30,7 +30,7 @@ def train(model: Any, job: Job) -> None:
         steps=job.steps,
     )
     if job.resume:
-        load_newest(Path(job.out), model, optimizer, loader)
+        load_newest_fsdp2(Path(job.out), model, optimizer, loader)
     require_agreement(loader)
     for batch in loader:
         count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
@@ -46,7 +46,7 @@ def train(model: Any, job: Job) -> None:
         if loader.spec.rank == 0:
             job.tell(batch.step, total.item())
         if (batch.step + 1) % job.save_every == 0:
-            save(Path(job.out), batch.step + 1, model, optimizer, loader)
+            save_fsdp2(Path(job.out), batch.step + 1, model, optimizer, loader)
     if ranks > 1:
         held = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
         held.wait()

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import Trainer, TrainingArguments
 
 from batchloom import Loader, open_store
-from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -33,7 +33,7 @@ def train(model: Any, job: Job) -> None:
         seed=job.seed,
         steps=job.steps,
     )
-    parts = trainer_parts(loader, args)
+    parts = make_trainer_parts(loader, args)
     trainer = Trainer(
         model,
         args,

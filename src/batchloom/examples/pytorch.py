@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
@@ -19,7 +18,7 @@ def train(model: Any, job: Job) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         dist.init_process_group("gloo")
-    learner = DistributedDataParallel(model) if ranks > 1 else model
+    learner = torch.nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
     optimizer = adamw(model.parameters(), job.lr)
     loader = Loader(
         open_store(job.data),

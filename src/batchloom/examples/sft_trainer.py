@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 from batchloom import Loader, open_store
-from batchloom.adapters.hugging_face import trainer_parts
+from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.examples.job import Job, adamw, main
 
 
@@ -35,7 +35,7 @@ def train(model: Any, job: Job) -> None:
     loader = Loader(
         store, seq_len=job.seq_len, global_batch_size=size, seed=job.seed, steps=job.steps
     )
-    parts = trainer_parts(loader, args)
+    parts = make_trainer_parts(loader, args)
     # Of a model of yours: AutoTokenizer.from_pretrained(...). The rows hold ids; it is only kept beside the model.
     words = Tokenizer(WordLevel({"<end>": 0}))
     trainer = SFTTrainer(

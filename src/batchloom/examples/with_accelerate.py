@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from batchloom import Loader, open_store
-from batchloom.adapters.accelerate import attach, load_newest, require_isolation, save, scale
+from batchloom.adapters import accelerate as adapter
 from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
@@ -29,10 +29,10 @@ def train(model: Any, job: Job) -> None:
     accelerator.gradient_accumulation_steps = job.global_batch_size // ranks // job.batch_size
     # Not the loader: it reads this process's share by itself, and prepare would deal its batches anew.
     learner, optimizer = accelerator.prepare(model, adamw(model.parameters(), job.lr))
-    attach(accelerator, loader)
-    require_isolation(accelerator, learner, loader)
+    adapter.attach(accelerator, loader)
+    adapter.require_isolation(accelerator, learner, loader)
     if job.resume:
-        load_newest(accelerator, Path(job.out))
+        adapter.load_newest_checkpoint(accelerator, Path(job.out))
     for batch in loader:
         count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
         total = torch.zeros((), device=accelerator.device)
@@ -40,9 +40,8 @@ def train(model: Any, job: Job) -> None:
             given = {name: value.to(accelerator.device) for name, value in part.items()}
             with accelerator.accumulate(learner):
                 loss = learner(**given, use_cache=False, num_items_in_batch=count).loss
-                accelerator.backward(
-                    loss * scale(accelerator)
-                )  # the mean is taken where the sum is meant
+                # The mean is taken where the sum is meant.
+                accelerator.backward(loss * adapter.get_loss_scale(accelerator))
                 optimizer.step()
                 optimizer.zero_grad()
             total += loss.detach()
@@ -50,7 +49,7 @@ def train(model: Any, job: Job) -> None:
         if accelerator.is_main_process:
             job.tell(batch.step, total.item())
         if (batch.step + 1) % job.save_every == 0:
-            save(accelerator, Path(job.out), batch.step + 1)
+            adapter.save_checkpoint(accelerator, Path(job.out), batch.step + 1)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 
 from batchloom import Loader, open_store
-from batchloom.adapters.deepspeed import attach, batch_sizes, join, load_newest, save, scale
+from batchloom.adapters import deepspeed as adapter
 from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
 
 def train(model: Any, job: Job) -> None:
     """Do the steps of a job."""
-    join()
+    adapter.init_process_group()
     import deepspeed  # noqa: PLC0415 - behind the line above, which says on what device it runs
 
     loader = Loader(
@@ -26,29 +26,30 @@ def train(model: Any, job: Job) -> None:
         steps=job.steps,
     )
     config: dict[str, Any] = {
-        **batch_sizes(loader),
+        **adapter.make_batch_size_config(loader),
         "zero_optimization": {"stage": 2},
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 0.0,  # else some versions clip at 1.0
     }
     optimizer = adamw(model.parameters(), job.lr)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    attach(engine, loader)
+    adapter.check_engine(engine, loader)
     if job.resume:
-        load_newest(engine, Path(job.out), loader)
+        adapter.load_newest_engine_checkpoint(engine, Path(job.out), loader)
     for batch in loader:
         count = max(1, loader.trained_tokens(batch.step))  # of all ranks, without asking them
         total = torch.zeros(())
         for part in batch.split(job.batch_size):
             loss = engine(**part, use_cache=False, num_items_in_batch=count).loss
-            engine.backward(loss * scale(engine))  # the mean is taken where the sum is meant
+            # The mean is taken where the sum is meant.
+            engine.backward(loss * adapter.loss_multiplier(engine))
             engine.step()
             total += loss.detach()
         dist.all_reduce(total)
         if loader.spec.rank == 0:
             job.tell(batch.step, total.item())
         if (batch.step + 1) % job.save_every == 0:
-            save(engine, Path(job.out), batch.step + 1, loader)
+            adapter.save_engine_checkpoint(engine, Path(job.out), batch.step + 1, loader)
     held = dist.barrier(async_op=True)  # kept: freeing it, gloo's thread would hang
     held.wait()
     dist.destroy_process_group()

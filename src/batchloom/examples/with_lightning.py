@@ -36,14 +36,11 @@ class Learner(LightningModule):  # type: ignore[misc]
 
 def train(model: Any, job: Job) -> None:
     """Do the steps of a job."""
+    sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
+    passes = BatchOptions(micro_batch_size=job.batch_size)
     data = LoaderDataModule(
         train=lambda: Loader(
-            open_store(job.data),
-            seq_len=job.seq_len,
-            global_batch_size=job.global_batch_size,
-            batch=BatchOptions(micro_batch_size=job.batch_size),
-            seed=job.seed,
-            steps=job.steps,
+            open_store(job.data), batch=passes, seed=job.seed, steps=job.steps, **sizes
         )
     )
     ranks = int(os.environ.get("WORLD_SIZE", "1"))

@@ -28,13 +28,13 @@ def train(model: Any, job: Job) -> None:
         global_batch_size=job.global_batch_size,
         seed=job.seed,
         steps=job.steps,
-        **megatron.megatron_place(BatchOptions(micro_batch_size=job.batch_size)),
+        **megatron.get_megatron_rank(BatchOptions(micro_batch_size=job.batch_size)),
     )
     if state := job.newest():
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        megatron.go_on_from(loader, state["consumed"])
-    batches = megatron.megatron_iterator(loader, attention_mask=False)  # the model reads positions
+        megatron.resume_from_samples(loader, state["consumed"])
+    batches = megatron.make_megatron_iterator(loader, attention_mask=False)
     for step in range(loader.next_step, job.steps):
         count, total = max(1, loader.trained_tokens(step)), torch.zeros(())
         for part in (next(batches) for _ in range(calc.get_num_microbatches())):
@@ -49,8 +49,9 @@ def train(model: Any, job: Job) -> None:
         optimizer.zero_grad()
         if rank == 0:
             job.tell(step, total.item())
-            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            job.save(step + 1, kept | {"consumed": megatron.consumed_samples(loader, step + 1)})
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            consumed = megatron.count_consumed_samples(loader, step + 1)
+            job.save(step + 1, {**state, "consumed": consumed})
     dist.barrier()  # gloo's thread is done with the last sum then: torch may wait for it for ever
     dist.destroy_process_group()
 

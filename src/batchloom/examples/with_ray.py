@@ -11,22 +11,21 @@ from ray.train.torch import TorchTrainer, prepare_model
 
 from batchloom import Loader, open_store
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.ray_train import report, restored
+from batchloom.adapters.ray_train import load_restored_state, report_step
 from batchloom.batches import BatchOptions
 from batchloom.examples.job import Job, adamw, main
 
 
 def work(given: dict[str, Any]) -> None:
-    """Do the steps of a job, on each worker."""
+    """Do the steps of a job, on each worker, whose rank is that of torch.distributed."""
     model, job = given["model"], given["job"]
     learner, ranks = prepare_model(model), dist.get_world_size()
     optimizer = adamw(model.parameters(), job.lr)
     sizes: Any = {"seq_len": job.seq_len, "global_batch_size": job.global_batch_size}
     store, passes = open_store(job.data), BatchOptions(micro_batch_size=job.batch_size)
-    # Its rank is that of torch.distributed, which Ray has begun.
     loader = Loader(store, seed=job.seed, steps=job.steps, batch=passes, **sizes)
     kept = {"model": model, "optimizer": optimizer, "loader": loader}
-    if state := restored():
+    if state := load_restored_state():
         for name, one in kept.items():
             one.load_state_dict(state[name])
     require_agreement(loader)
@@ -44,7 +43,7 @@ def work(given: dict[str, Any]) -> None:
                 job.tell(batch.step, total.item())
             if (batch.step + 1) % job.save_every == 0:
                 state = {name: one.state_dict() for name, one in kept.items()}
-                report({"loss": total.item()}, state)
+                report_step({"loss": total.item()}, state)
 
 
 def train(model: Any, job: Job) -> None:

@@ -7,19 +7,19 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.medium import AudioFacts
-from batchloom.core.wording import duration
-from batchloom.media.media_content import Content, opened
+from batchloom.core.wording import format_duration
+from batchloom.media.media_content import MediaContent, open_content
 from batchloom.media.media_limits import MediaLimits
-from batchloom.media.mp3 import has_length, is_mp3, mp3_samples
+from batchloom.media.mp3 import count_mp3_samples, has_mp3_length, is_mp3
 
-_READ = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), AIFF and what else libsndfile knows"
-_PIECE = 1 << 20
-_LOUDEST = 1e6
-_UNKNOWN = 0xFFFFFFFF - (1 << 16)
-_MOST_SAMPLES = 1 << 48
+_READABLE_FORMATS = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), AIFF and what else libsndfile knows"
+_CHUNK_SAMPLES = 1 << 20
+_MAX_AMPLITUDE = 1e6
+_UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
+_MAX_SAMPLES = 1 << 48
 
 
-def look_at_sound(content: Content, limits: MediaLimits) -> AudioFacts:
+def inspect_audio(content: MediaContent, limits: MediaLimits) -> AudioFacts:
     """What a sound's header says, after checking that its last sample is there.
 
     Raises:
@@ -28,25 +28,26 @@ def look_at_sound(content: Content, limits: MediaLimits) -> AudioFacts:
     """
     if not content.size:
         raise UnusableRecordError("is empty (0 bytes)")
-    _refuse_cut_wave(content)
-    with _opened(content) as sound:
+    _check_not_truncated(content)
+    with _open_audio(content) as sound:
         facts = AudioFacts(int(sound.frames), int(sound.samplerate), int(sound.channels))
         if facts.samples < 1:
             raise UnusableRecordError("holds no samples: there is nothing to hear")
-        if facts.samples > _MOST_SAMPLES:
+        if facts.samples > _MAX_SAMPLES:
             raise UnusableRecordError(
                 "does not say how long it is, as what was streamed does not; write it anew: ffmpeg -i IN OUT"
             )
         if facts.seconds > limits.audio_seconds:
             raise UnusableRecordError(
-                f"lasts {duration(facts.seconds)}, more than the {duration(limits.audio_seconds)} that are allowed "
+                f"lasts {format_duration(facts.seconds)}, more than the {format_duration(limits.audio_seconds)} "
+                f"that are allowed "
                 "(audio_seconds): cut it, or allow more"
             )
-        _refuse_wrong_length(content, sound, facts.samples)
+        _check_length(content, sound, facts.samples)
     return facts
 
 
-def decode_sound(content: Content, facts: AudioFacts, rate: int) -> NDArray[np.float32]:
+def decode_audio(content: MediaContent, facts: AudioFacts, rate: int) -> NDArray[np.float32]:
     """The samples of a sound at another rate, all channels in one, float32 [facts.samples_at(rate)].
 
     The mean of the channels, resampled by soxr in its quality HQ: what ``librosa.load`` and with it
@@ -57,10 +58,10 @@ def decode_sound(content: Content, facts: AudioFacts, rate: int) -> NDArray[np.f
         MissingDependencyError: soxr is not installed.
     """
     pieces = []
-    with _opened(content) as sound:
+    with _open_audio(content) as sound:
         left = facts.samples
         while left:
-            piece = _read(sound, min(left, _PIECE))
+            piece = _read_samples(sound, min(left, _CHUNK_SAMPLES))
             if not len(piece):
                 said = f"{facts.samples:,} samples"
                 raise UnusableRecordError(f"ends {left:,} samples early: its header said {said}")
@@ -68,14 +69,14 @@ def decode_sound(content: Content, facts: AudioFacts, rate: int) -> NDArray[np.f
             left -= len(piece)
     mono = np.concatenate(pieces)
     # Numbers beyond this are no sound, and their squares no numbers.
-    if not (np.abs(mono) < _LOUDEST).all():
+    if not (np.abs(mono) < _MAX_AMPLITUDE).all():
         raise UnusableRecordError(
             "holds samples that are no numbers, or far beyond full scale (1.0); write it anew"
         )
-    return _at_rate(mono, facts, rate)
+    return _resample(mono, facts, rate)
 
 
-def _at_rate(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArray[np.float32]:
+def _resample(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArray[np.float32]:
     if facts.rate == rate:
         return mono
     try:
@@ -91,15 +92,15 @@ def _at_rate(mono: NDArray[np.float32], facts: AudioFacts, rate: int) -> NDArray
     return exact
 
 
-def _read(sound: Any, samples: int) -> NDArray[np.float32]:
+def _read_samples(sound: Any, samples: int) -> NDArray[np.float32]:
     try:
         found: NDArray[np.float32] = sound.read(samples, dtype="float32", always_2d=True)
     except RuntimeError as error:
-        raise _damaged(error) from error
+        raise _damaged_audio_error(error) from error
     return found
 
 
-def _opened(content: Content) -> Any:
+def _open_audio(content: MediaContent) -> Any:
     try:
         import soundfile  # noqa: PLC0415 - late: only where there are sounds
     except ImportError as error:
@@ -107,33 +108,33 @@ def _opened(content: Content) -> Any:
             "Sounds need soundfile: pip install 'batchloom[media]'."
         ) from error
     try:
-        return soundfile.SoundFile(opened(content))
+        return soundfile.SoundFile(open_content(content))
     except (RuntimeError, TypeError) as error:
         head = content.read(0, 16)
         raise UnusableRecordError(
-            f"begins with {head!r} and cannot be read as a sound: it is damaged, or none of {_READ}"
+            f"begins with {head!r} and cannot be read as a sound: it is damaged, or none of {_READABLE_FORMATS}"
         ) from error
 
 
-def _refuse_wrong_length(content: Content, sound: Any, samples: int) -> None:
+def _check_length(content: MediaContent, sound: Any, samples: int) -> None:
     """Raise where the last sample is not where the header says."""
     try:
         sound.seek(samples - 1)
         last = len(sound.read(1))
     except RuntimeError as error:
-        raise _damaged(error) from error
+        raise _damaged_audio_error(error) from error
     if not last:
         raise UnusableRecordError(
             f"ends before its last sample ({samples:,} are said to be there): it is cut short; fetch it again"
         )
-    if is_mp3(content) and not has_length(content) and mp3_samples(content) != samples:
+    if is_mp3(content) and not has_mp3_length(content) and count_mp3_samples(content) != samples:
         raise UnusableRecordError(
             "is an MP3 of a varying rate without its length in it, so that nobody knows how long it is; write that "
             "into it: ffmpeg -i IN.mp3 -c copy OUT.mp3"
         )
 
 
-def _refuse_cut_wave(content: Content) -> None:
+def _check_not_truncated(content: MediaContent) -> None:
     """Raise where a WAV or an AIFF is shorter than it says: libsndfile reads what is left of it."""
     head = content.read(0, 12)
     if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
@@ -149,11 +150,11 @@ def _refuse_cut_wave(content: Content) -> None:
     if start[:4] in (b"data", b"SSND"):
         said = max(said, at + 8 + int.from_bytes(start[4:], order))
     # What streams is written before its length is known.
-    if content.size < said < _UNKNOWN:
+    if content.size < said < _UNKNOWN_LENGTH:
         raise UnusableRecordError(
             f"has {content.size:,} bytes, where its header says {said:,}: it is cut short; fetch it again"
         )
 
 
-def _damaged(error: BaseException) -> UnusableRecordError:
+def _damaged_audio_error(error: BaseException) -> UnusableRecordError:
     return UnusableRecordError(f"cannot be decoded: it is damaged or cut short ({error})")

@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from batchloom.core.settings import is_amount, raise_problems, shown, whole
+from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 
-_MOST = 10**9
-_MICROSECONDS = 10**6
+_MAX_VALUE = 10**9
+_MICROSECONDS_PER_SECOND = 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class FrameSampling:
     """How videos become frames.
 
     Attributes:
@@ -29,11 +29,16 @@ class Sampling:
     max_pixels: int = 256 * 256
 
     def __post_init__(self) -> None:
-        problems = [] if is_amount(self.fps) else [f"fps: {shown(self.fps)} is no number above 0"]
+        problems = (
+            []
+            if is_positive_number(self.fps)
+            else [f"fps: {quote_value(self.fps)} is no number above 0"]
+        )
         problems += [
-            f"{name}: {shown(value)} is not a whole number from 1 to {_MOST:,}"
+            f"{name}: {quote_value(value)} is not a whole number from 1 to {_MAX_VALUE:,}"
             for name in ("frames", "max_frames", "min_pixels", "max_pixels")
-            if (value := getattr(self, name)) is not None and not 1 <= (whole(value) or 0) <= _MOST
+            if (value := getattr(self, name)) is not None
+            and not 1 <= (as_int(value) or 0) <= _MAX_VALUE
         ]
         if not problems and self.min_pixels > self.max_pixels:
             problems.append(
@@ -42,7 +47,9 @@ class Sampling:
         raise_problems(problems)
 
 
-def frame_times(seconds: Fraction, rate: Fraction | None, sampling: Sampling) -> list[int]:
+def compute_frame_times(
+    seconds: Fraction, rate: Fraction | None, sampling: FrameSampling
+) -> list[int]:
     """When the frames that are seen of a video are shown, in microseconds, ascending, at least one.
 
     They are evenly spread from the first one on, as transformers' ``default_sample_indices_fn`` takes them: of T
@@ -56,17 +63,17 @@ def frame_times(seconds: Fraction, rate: Fraction | None, sampling: Sampling) ->
     wanted = sampling.frames
     if wanted is None:
         wanted = min(
-            math.floor(seconds * Fraction(sampling.fps).limit_denominator(_MOST)),
+            math.floor(seconds * Fraction(sampling.fps).limit_denominator(_MAX_VALUE)),
             sampling.max_frames,
         )
     if rate:
         wanted = min(wanted, round(seconds * rate))
     wanted = max(wanted, 1)
     # Times of frames are rounded down: one that is shown exactly then is taken.
-    return [math.ceil(_MICROSECONDS * seconds * at / wanted) for at in range(wanted)]
+    return [math.ceil(_MICROSECONDS_PER_SECOND * seconds * at / wanted) for at in range(wanted)]
 
 
-def fitted(width: int, height: int, sampling: Sampling) -> tuple[int, int]:
+def fit_frame_size(width: int, height: int, sampling: FrameSampling) -> tuple[int, int]:
     """Width and height of a frame as it is to be seen, its form kept."""
     pixels = width * height
     if pixels > sampling.max_pixels:

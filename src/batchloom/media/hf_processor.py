@@ -7,15 +7,24 @@ from typing import Any, final
 import numpy as np
 
 from batchloom.core.errors import InputError, UnusableRecordError
-from batchloom.core.medium import AudioFacts, Facts, ImageFacts, Kind
-from batchloom.media.processor_families import Expansion
+from batchloom.core.medium import AudioFacts, ImageFacts, MediumFacts, MediumKind
+from batchloom.media.processor_families import PlaceholderExpansion
 
 # What a processor may raise of a medium that it does not take.
-_REFUSALS = (ValueError, TypeError, IndexError, ZeroDivisionError, OverflowError, RuntimeError)
-_TOLD = "text_replacement_offsets"
+_PROCESSOR_ERRORS = (
+    ValueError,
+    TypeError,
+    IndexError,
+    ZeroDivisionError,
+    OverflowError,
+    RuntimeError,
+)
+_OFFSETS_KEY = "text_replacement_offsets"
 
 
-def collapsed(text: str, token: str, grid: tuple[int, int, int] = (0, 0, 0)) -> Expansion:
+def collapse_expansion(
+    text: str, token: str, grid: tuple[int, int, int] = (0, 0, 0)
+) -> PlaceholderExpansion:
     """An expansion out of all that a processor writes for one medium."""
     runs: list[int] = []
 
@@ -24,10 +33,10 @@ def collapsed(text: str, token: str, grid: tuple[int, int, int] = (0, 0, 0)) -> 
         return token
 
     text = re.sub(f"(?:{re.escape(token)})+", one, text)
-    return Expansion(text, tuple(runs), grid)
+    return PlaceholderExpansion(text, tuple(runs), grid)
 
 
-def written_for(processor: Any, kind: Kind, facts: Facts) -> str:
+def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
     """What a processor writes for a medium of such a size.
 
     Args:
@@ -44,20 +53,20 @@ def written_for(processor: Any, kind: Kind, facts: Facts) -> str:
     if not placeholder:
         raise InputError(f"{name} has no token for {kind}: it takes none of it")
     try:
-        given = blank(processor, facts)
+        given = make_blank_medium(processor, facts)
         made = processor(text=[placeholder], return_text_replacement_offsets=True, **given)
-    except _REFUSALS as error:
+    except _PROCESSOR_ERRORS as error:
         raise UnusableRecordError(f"is not taken by {name}: {error}") from error
-    if _TOLD not in made:
+    if _OFFSETS_KEY not in made:
         raise InputError(
             f"{name} of the installed transformers does not tell what it writes for a medium: update transformers"
         )
-    (told,) = made[_TOLD][0]
+    (told,) = made[_OFFSETS_KEY][0]
     written: str = told["replacement"]
     return written
 
 
-def blank(processor: Any, facts: Facts) -> dict[str, Any]:
+def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
     """An empty medium of a size, as the argument that a processor takes it in."""
     if isinstance(facts, ImageFacts):
         from PIL import Image  # noqa: PLC0415 - late: only where there are images
@@ -69,7 +78,7 @@ def blank(processor: Any, facts: Facts) -> dict[str, Any]:
     return {"audio": [silence], "sampling_rate": rate}
 
 
-def _repeated(processor: Any, kind: Kind, placeholder: str) -> str:
+def _find_repeated_token(processor: Any, kind: MediumKind, placeholder: str) -> str:
     """The token that is written many times, which need not be the one that asks for it."""
     found = getattr(processor, f"{kind}_token_ids", None) or [
         getattr(processor, f"{kind}_token_id", None)
@@ -81,31 +90,31 @@ def _repeated(processor: Any, kind: Kind, placeholder: str) -> str:
 
 
 @final
-class Asked:
+class ProbedProcessor:
     """A processor whose arithmetic is not known: it is run once for each size.
 
     Attributes:
-        kind, placeholder, token: see :class:`batchloom.media.Family`.
+        kind, placeholder, token: see :class:`batchloom.media.ProcessorFamily`.
     """
 
-    def __init__(self, processor: Any, kind: Kind) -> None:
-        self.kind: Kind = kind
+    def __init__(self, processor: Any, kind: MediumKind) -> None:
+        self.kind: MediumKind = kind
         self.placeholder: str = getattr(processor, f"{kind}_token")
-        self.token = _repeated(processor, kind, self.placeholder)
+        self.token = _find_repeated_token(processor, kind, self.placeholder)
         self._written = functools.lru_cache(maxsize=4096)(
-            functools.partial(written_for, processor, kind)
+            functools.partial(render_medium, processor, kind)
         )
 
     @property
     def alone(self) -> str:
-        """See :class:`batchloom.media.Family`."""
+        """See :class:`batchloom.media.ProcessorFamily`."""
         return self.placeholder
 
-    def expand(self, facts: Facts) -> Expansion:
-        """See :class:`batchloom.media.Family`."""
-        size: Facts = (
+    def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
+        """See :class:`batchloom.media.ProcessorFamily`."""
+        size: MediumFacts = (
             AudioFacts(facts.samples, facts.rate)
             if isinstance(facts, AudioFacts)
             else ImageFacts(facts.width, facts.height)
         )
-        return collapsed(self._written(size), self.token)
+        return collapse_expansion(self._written(size), self.token)

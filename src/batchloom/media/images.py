@@ -9,15 +9,15 @@ from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.medium import ImageFacts
-from batchloom.media.media_content import Content, Held, edges, opened
+from batchloom.media.media_content import BytesContent, MediaContent, open_content, read_edges
 from batchloom.media.media_limits import MediaLimits
 
 # What Pillow's readers raise of files that are not what they begin as.
-_DAMAGED = (
+_DECODE_ERRORS = (
     *(OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError),
     *(EOFError, OverflowError, zlib.error, ZeroDivisionError, NotImplementedError),
 )
-_PLUGINS = {
+_PILLOW_PLUGINS = {
     "JPEG": ("JpegImagePlugin", "JpegImageFile"),
     "PNG": ("PngImagePlugin", "PngImageFile"),
     "GIF": ("GifImagePlugin", "GifImageFile"),
@@ -27,18 +27,18 @@ _PLUGINS = {
     "PPM": ("PpmImagePlugin", "PpmImageFile"),
     "AVIF": ("AvifImagePlugin", "AvifImageFile"),
 }
-_ENDED = ("JPEG", "PNG", "GIF", "WebP")
-_TELLING = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
-_ANIMATED = ("GIF", "PNG", "WebP", "AVIF")
-_READ = ", ".join(list(_PLUGINS)[:-1]) + " and AVIF"
-_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
-_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"}
-_HEIF = (b"heic", b"heix", b"hevc", b"mif1", b"msf1")
-_SHOWN = 16
-_PNG_HEAD, _PNG_CHUNK = 8, 12
+_FORMATS_WITH_END = ("JPEG", "PNG", "GIF", "WebP")
+_METADATA_CHUNKS = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
+_ANIMATED_FORMATS = ("GIF", "PNG", "WebP", "AVIF")
+_READABLE_FORMATS = ", ".join(list(_PILLOW_PLUGINS)[:-1]) + " and AVIF"
+_ORIENTATION_TAG, _ROTATED_ORIENTATIONS = 0x0112, (5, 6, 7, 8)
+_AVIF_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"}
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+_MAX_SHOWN_BYTES = 16
+_PNG_HEADER_BYTES, _PNG_CHUNK_BYTES = 8, 12
 
 
-def look_at_image(content: Content, limits: MediaLimits) -> ImageFacts:
+def inspect_image(content: MediaContent, limits: MediaLimits) -> ImageFacts:
     """What an image's header says, after checking that the file has an end.
 
     Nothing is decoded, but where the end does not show: then decoding tells whether it is cut.
@@ -47,9 +47,9 @@ def look_at_image(content: Content, limits: MediaLimits) -> ImageFacts:
         UnusableRecordError: it is empty, no image, cut short, damaged, or larger than allowed.
         MissingDependencyError: Pillow is not installed.
     """
-    head, tail = edges(content)
-    form = form_of(head)
-    facts = _facts(content, head, form)
+    head, tail = read_edges(content)
+    form = detect_image_format(head)
+    facts = _read_facts(content, head, form)
     if min(facts.width, facts.height) < 1:
         raise UnusableRecordError(f"is {facts.width} x {facts.height} pixels: it shows nothing")
     if facts.width * facts.height > limits.image_pixels:
@@ -57,14 +57,14 @@ def look_at_image(content: Content, limits: MediaLimits) -> ImageFacts:
             f"has {facts.width:,} x {facts.height:,} pixels, more than the {limits.image_pixels:,} that are allowed "
             "(image_pixels): make it smaller, or allow more"
         )
-    if form in _ENDED and _ends(form, content.size, head, tail):
+    if form in _FORMATS_WITH_END and _has_end(form, content.size, head, tail):
         return facts
     # Of other formats neither an end nor an orientation is told by a header alone.
     width, height = decode_image(content).size
     return replace(facts, width=width, height=height)
 
 
-def decode_image(content: Content) -> Any:
+def decode_image(content: MediaContent) -> Any:
     """The first picture of an image as an upright RGB ``PIL.Image.Image``.
 
     Orientation and colours are those of transformers' ``load_image``; pixels of 16 bits are scaled to 8, where
@@ -73,17 +73,17 @@ def decode_image(content: Content) -> Any:
     Raises:
         UnusableRecordError: it cannot be decoded.
     """
-    form = form_of(content.read(0, 64))
+    form = detect_image_format(content.read(0, 64))
     try:
-        with _opened(Held(content.read(0, content.size)), form) as image:
-            return _rgb(image)
+        with _open_image(BytesContent(content.read(0, content.size)), form) as image:
+            return _to_rgb(image)
     except UnusableRecordError:
         raise
-    except _DAMAGED as error:
-        raise _damaged(form, error) from error
+    except _DECODE_ERRORS as error:
+        raise _damaged_image_error(form, error) from error
 
 
-def form_of(head: bytes) -> str:
+def detect_image_format(head: bytes) -> str:
     """The format that the first bytes of an image are of.
 
     Raises:
@@ -103,25 +103,25 @@ def form_of(head: bytes) -> str:
         return "BMP"
     if head[:2] in (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6") and head[2:3].isspace():
         return "PPM"
-    if head[4:8] == b"ftyp" and head[8:12] in _BRANDS:
-        return _BRANDS[head[8:12]]
-    raise UnusableRecordError(_no_image(head))
+    if head[4:8] == b"ftyp" and head[8:12] in _AVIF_BRANDS:
+        return _AVIF_BRANDS[head[8:12]]
+    raise UnusableRecordError(_describe_not_image(head))
 
 
-def _no_image(head: bytes) -> str:
+def _describe_not_image(head: bytes) -> str:
     if not head:
         return "is empty (0 bytes)"
-    if head[4:8] == b"ftyp" and head[8:12] in _HEIF:
+    if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS:
         return "is a HEIF image (HEIC), which is not read; convert it to JPEG"
     start = head[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<svg", b"<?xml")) and b"<svg" in head.lower():
         return "is a drawing in SVG, not an image of pixels; render it to PNG"
     if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body", b"<script")):
         return "is a page of HTML, not an image: perhaps what a server said instead; fetch it again"
-    return f"begins with {head[:_SHOWN]!r}, which no image does that is read: {_READ}"
+    return f"begins with {head[:_MAX_SHOWN_BYTES]!r}, which no image does that is read: {_READABLE_FORMATS}"
 
 
-def _opened(content: Content, form: str) -> Any:
+def _open_image(content: MediaContent, form: str) -> Any:
     """Pillow's reader of this format and no other, at the header.
 
     Its own ``open`` warns of large images by a filter of the whole process.
@@ -134,49 +134,52 @@ def _opened(content: Content, form: str) -> Any:
         ) from error
     import importlib  # noqa: PLC0415 - as above
 
-    module, name = _PLUGINS[form]
+    module, name = _PILLOW_PLUGINS[form]
     reader = getattr(importlib.import_module(f"PIL.{module}"), name)
-    return reader(opened(content))
+    return reader(open_content(content))
 
 
-def _facts(content: Content, head: bytes, form: str) -> ImageFacts:
+def _read_facts(content: MediaContent, head: bytes, form: str) -> ImageFacts:
     """Facts from the first stretch where they are in it, else from the whole file."""
-    tries = [Held(head), content] if form in ("JPEG", "BMP") else [content]
+    tries = [BytesContent(head), content] if form in ("JPEG", "BMP") else [content]
     for some in tries:
         try:
-            with _opened(some, form) as image:
-                return _facts_of(image, some, form)
-        except _DAMAGED as error:
+            with _open_image(some, form) as image:
+                return _make_facts(image, some, form)
+        except _DECODE_ERRORS as error:
             if some is tries[-1] or content.size <= len(head):
-                raise _damaged(form, error) from error
+                raise _damaged_image_error(form, error) from error
     raise AssertionError("the last try gives facts or raises")
 
 
-def _facts_of(image: Any, content: Content, form: str) -> ImageFacts:
+def _make_facts(image: Any, content: MediaContent, form: str) -> ImageFacts:
     width, height = image.size
-    turned = form in _ENDED and _orientation(image, content, form) in _ON_ITS_SIDE
-    animated = form in _ANIMATED and bool(getattr(image, "is_animated", False))
+    turned = (
+        form in _FORMATS_WITH_END
+        and _read_orientation(image, content, form) in _ROTATED_ORIENTATIONS
+    )
+    animated = form in _ANIMATED_FORMATS and bool(getattr(image, "is_animated", False))
     return ImageFacts(*((height, width) if turned else (width, height)), animated)
 
 
-def _orientation(image: Any, content: Content, form: str) -> int:
+def _read_orientation(image: Any, content: MediaContent, form: str) -> int:
     # Pillow decodes a PNG to find what may stand behind its pixels: EXIF, or texts that hold it or XMP.
-    if form == "PNG" and not _png_has(content, _TELLING):
+    if form == "PNG" and not _has_png_chunk(content, _METADATA_CHUNKS):
         return 1
-    return int(image.getexif().get(_ORIENTATION, 1) or 1)
+    return int(image.getexif().get(_ORIENTATION_TAG, 1) or 1)
 
 
-def _png_has(content: Content, kinds: tuple[bytes, ...]) -> bool:
+def _has_png_chunk(content: MediaContent, kinds: tuple[bytes, ...]) -> bool:
     """Whether a PNG has a chunk of one of these kinds."""
-    at = _PNG_HEAD
+    at = _PNG_HEADER_BYTES
     while len(start := content.read(at, at + 8)) == 8:
         if start[4:] in kinds:
             return True
-        at += int.from_bytes(start[:4], "big") + _PNG_CHUNK
+        at += int.from_bytes(start[:4], "big") + _PNG_CHUNK_BYTES
     return False
 
 
-def _ends(form: str, size: int, head: bytes, tail: bytes) -> bool:
+def _has_end(form: str, size: int, head: bytes, tail: bytes) -> bool:
     """Whether a file ends as its format does, so that it is not cut."""
     if form == "JPEG":
         return tail.rstrip(b"\x00\r\n").endswith(b"\xff\xd9")
@@ -189,20 +192,20 @@ def _ends(form: str, size: int, head: bytes, tail: bytes) -> bool:
     return False
 
 
-def _damaged(form: str, error: BaseException) -> UnusableRecordError:
+def _damaged_image_error(form: str, error: BaseException) -> UnusableRecordError:
     said = str(error).strip().rstrip(".") or type(error).__name__
     return UnusableRecordError(
         f"begins as {form} and cannot be read as one: it is damaged or cut short ({said}); fetch or make it again"
     )
 
 
-def _rgb(image: Any) -> Any:
+def _to_rgb(image: Any) -> Any:
     from PIL import ImageOps  # noqa: PLC0415 - late, as above
 
     # Where nothing has to be turned or converted its pixels are not copied.
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return _from_16_bits(image)
+        return _from_16_bit_grayscale(image)
     if image.mode in ("I", "F"):
         raise UnusableRecordError(
             f"has pixels of 32 bits (mode {image.mode}), whose white nobody knows; convert it to 8 bits"
@@ -210,7 +213,7 @@ def _rgb(image: Any) -> Any:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _from_16_bits(image: Any) -> Any:
+def _from_16_bit_grayscale(image: Any) -> Any:
     import numpy as np  # noqa: PLC0415 - only such images need it
     from PIL import Image  # noqa: PLC0415 - late, as above
 

@@ -3,10 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from batchloom.media.processor_families import Family, Hearing, OneSize, PatchGrid, Splits, Tiles
+from batchloom.media.processor_families import (
+    FixedSizeFamily,
+    PatchGridFamily,
+    ProcessorFamily,
+    SplitFamily,
+    TileFamily,
+    WhisperFamily,
+)
 
 
-class Parts(NamedTuple):
+class ProcessorParts(NamedTuple):
     """What a processor is made of.
 
     Attributes:
@@ -22,53 +29,53 @@ class Parts(NamedTuple):
     tokens: Mapping[str, str]
 
 
-def known_family(name: str, parts: Parts) -> Family | None:
+def find_known_family(name: str, parts: ProcessorParts) -> ProcessorFamily | None:
     """The arithmetic of a processor class; None where it, or its settings, are not known.
 
     Args:
         name: of the class of transformers.
         parts: what the processor is made of.
     """
-    make = _KNOWN.get(name)
+    make = _KNOWN_FAMILIES.get(name)
     return None if make is None else make(parts)
 
 
-def _patch_grid(parts: Parts) -> Family | None:
+def _make_patch_grid(parts: ProcessorParts) -> ProcessorFamily | None:
     token = parts.tokens.get("image_token", "<|image_pad|>")
     image = parts.image
-    size = _size(image, "size")
+    size = _get_size(image, "size")
     least, most = size.get("shortest_edge"), size.get("longest_edge")
     if image is None or not (image.do_resize and least and most):
         return None
-    return PatchGrid(token, token, image.patch_size, image.merge_size, least, most)
+    return PatchGridFamily(token, token, image.patch_size, image.merge_size, least, most)
 
 
-def _llava(parts: Parts) -> Family | None:
-    shown, patch = _shown(parts), parts.config.get("patch_size")
+def _make_llava(parts: ProcessorParts) -> ProcessorFamily | None:
+    shown, patch = _get_encoder_size(parts), parts.config.get("patch_size")
     if shown is None or not patch:
         return None
-    token = _image_token(parts)
-    count = (shown[0] // patch) * (shown[1] // patch) + _extra(parts)
-    return OneSize(token, token, count)
+    token = _get_image_token(parts)
+    count = (shown[0] // patch) * (shown[1] // patch) + _count_extra_tokens(parts)
+    return FixedSizeFamily(token, token, count)
 
 
-def _tiles(parts: Parts) -> Family | None:
-    shown, patch = _shown(parts), parts.config.get("patch_size")
+def _make_tiles(parts: ProcessorParts) -> ProcessorFamily | None:
+    shown, patch = _get_encoder_size(parts), parts.config.get("patch_size")
     if shown is None or not patch:
         return None
-    token = _image_token(parts)
+    token = _get_image_token(parts)
     pinpoints = tuple((tall, wide) for tall, wide in parts.image.image_grid_pinpoints)
-    return Tiles(token, token, pinpoints, *shown, patch, _extra(parts))
+    return TileFamily(token, token, pinpoints, *shown, patch, _count_extra_tokens(parts))
 
 
-def _splits(parts: Parts) -> Family | None:
-    longest = _size(parts.image, "size").get("longest_edge")
-    side = _size(parts.image, "max_image_size").get("longest_edge")
+def _make_splits(parts: ProcessorParts) -> ProcessorFamily | None:
+    longest = _get_size(parts.image, "size").get("longest_edge")
+    side = _get_size(parts.image, "max_image_size").get("longest_edge")
     if not (longest and side and parts.image.do_resize):
         return None
     named = parts.tokens.get
     token = named("image_token", "<image>")
-    return Splits(
+    return SplitFamily(
         *(token, token),
         parts.config.get("image_seq_len", 169),
         named("fake_image_token", "<fake_token_around_image>"),
@@ -79,7 +86,7 @@ def _splits(parts: Parts) -> Family | None:
     )
 
 
-def _gemma3(parts: Parts) -> Family | None:
+def _make_gemma3(parts: ProcessorParts) -> ProcessorFamily | None:
     named = parts.tokens
     wanted = ("boi_token", "eoi_token", "image_token")
     if (
@@ -90,39 +97,39 @@ def _gemma3(parts: Parts) -> Family | None:
         return None
     before, behind, token = (named[one] for one in wanted)
     count = parts.config.get("image_seq_length", 256)
-    return OneSize(before, token, count, f"\n\n{before}", f"{behind}\n\n")
+    return FixedSizeFamily(before, token, count, f"\n\n{before}", f"{behind}\n\n")
 
 
-def _hearing(parts: Parts) -> Family | None:
+def _make_audio_encoder(parts: ProcessorParts) -> ProcessorFamily | None:
     sound = parts.sound
     if sound is None:
         return None
     token = parts.tokens.get("audio_token") or parts.config.get("audio_token", "<|AUDIO|>")
-    return Hearing(token, token, sound.sampling_rate, sound.hop_length, sound.n_samples)
+    return WhisperFamily(token, token, sound.sampling_rate, sound.hop_length, sound.n_samples)
 
 
-def _image_token(parts: Parts) -> str:
+def _get_image_token(parts: ProcessorParts) -> str:
     token: str = parts.tokens.get("image_token") or parts.config.get("image_token", "<image>")
     return token
 
 
-def _extra(parts: Parts) -> int:
+def _count_extra_tokens(parts: ProcessorParts) -> int:
     extra: int = parts.config.get("num_additional_image_tokens", 0)
     return extra - (parts.config.get("vision_feature_select_strategy") == "default")
 
 
-def _shown(parts: Parts) -> tuple[int, int] | None:
+def _get_encoder_size(parts: ProcessorParts) -> tuple[int, int] | None:
     """Height and width of what a vision encoder sees, where that is the same for every image."""
     image = parts.image
     if image is None:
         return None
-    size = _size(image, "crop_size") if image.do_center_crop else _size(image, "size")
+    size = _get_size(image, "crop_size") if image.do_center_crop else _get_size(image, "size")
     if size.get("height") and size.get("width"):
         return size["height"], size["width"]
     return None
 
 
-def _size(image: Any, name: str) -> dict[str, int]:
+def _get_size(image: Any, name: str) -> dict[str, int]:
     """A size of an image processor by its names; those it does not set are left out."""
     size = getattr(image, name, None)
     names = ("height", "width", "shortest_edge", "longest_edge")
@@ -131,11 +138,13 @@ def _size(image: Any, name: str) -> dict[str, int]:
     return {one: value for one in names if (value := getattr(size, one, None))}
 
 
-_KNOWN: dict[str, Callable[[Parts], Family | None]] = {
-    **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), _patch_grid),
-    "LlavaProcessor": _llava,
-    "LlavaNextProcessor": _tiles,
-    **dict.fromkeys(("Idefics3Processor", "SmolVLMProcessor"), _splits),
-    "Gemma3Processor": _gemma3,
-    "Qwen2AudioProcessor": _hearing,
+_KNOWN_FAMILIES: dict[str, Callable[[ProcessorParts], ProcessorFamily | None]] = {
+    **dict.fromkeys(
+        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), _make_patch_grid
+    ),
+    "LlavaProcessor": _make_llava,
+    "LlavaNextProcessor": _make_tiles,
+    **dict.fromkeys(("Idefics3Processor", "SmolVLMProcessor"), _make_splits),
+    "Gemma3Processor": _make_gemma3,
+    "Qwen2AudioProcessor": _make_audio_encoder,
 }

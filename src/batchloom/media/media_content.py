@@ -7,13 +7,13 @@ from typing import Any, Protocol, final
 
 import xxhash
 
-from batchloom.core.files import open_regular
+from batchloom.core.files import open_regular_file
 
 # Headers are at the beginning, marks of the end at the end.
-EDGE = 1 << 16
+EDGE_BYTES = 1 << 16
 
 
-class Content(Protocol):
+class MediaContent(Protocol):
     """Bytes that are read in stretches."""
 
     @property
@@ -27,7 +27,7 @@ class Content(Protocol):
 
 
 @final
-class Held:
+class BytesContent:
     """Bytes in memory."""
 
     __slots__ = ("_data", "size")
@@ -36,7 +36,7 @@ class Held:
         self._data, self.size = data, len(data)
 
     def read(self, start: int, stop: int) -> bytes:
-        """See :class:`Content`."""
+        """See :class:`MediaContent`."""
         return self._data if start <= 0 and stop >= self.size else self._data[start:stop]
 
     def file(self) -> io.BytesIO:
@@ -45,7 +45,7 @@ class Held:
 
 
 @final
-class OpenFile:
+class FileContent:
     """A regular file of this machine, or a stretch of one; use as a context manager.
 
     Args:
@@ -60,30 +60,30 @@ class OpenFile:
     __slots__ = ("_file", "_start", "size")
 
     def __init__(self, path: Path, stretch: tuple[int, int] | None = None) -> None:
-        self._file = open_regular(path)
+        self._file = open_regular_file(path)
         whole = os.fstat(self._file.fileno()).st_size
         self._start, self.size = stretch or (0, whole)
         if self._start + self.size > whole:
             self._file.close()
             raise EOFError
 
-    def __enter__(self) -> "OpenFile":
+    def __enter__(self) -> "FileContent":
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
 
     def read(self, start: int, stop: int) -> bytes:
-        """See :class:`Content`."""
+        """See :class:`MediaContent`."""
         self._file.seek(self._start + start)
         return self._file.read(max(0, min(stop, self.size) - start))
 
 
 @final
-class _View(io.RawIOBase):
+class _ContentFile(io.RawIOBase):
     """A content as libraries read files: what they do not ask for is not read."""
 
-    def __init__(self, content: Content) -> None:
+    def __init__(self, content: MediaContent) -> None:
         super().__init__()
         self._content, self._at = content, 0
 
@@ -113,31 +113,31 @@ class _View(io.RawIOBase):
         return len(data)
 
 
-def opened(content: Content) -> io.BufferedReader | io.BytesIO:
+def open_content(content: MediaContent) -> io.BufferedReader | io.BytesIO:
     """A content as a file that is open for reading."""
-    if isinstance(content, Held):
+    if isinstance(content, BytesContent):
         return content.file()
-    return io.BufferedReader(_View(content), EDGE)
+    return io.BufferedReader(_ContentFile(content), EDGE_BYTES)
 
 
-def edges(content: Content) -> tuple[bytes, bytes]:
+def read_edges(content: MediaContent) -> tuple[bytes, bytes]:
     """The first and the last 64 KiB; of what is shorter, all of it twice."""
-    head = content.read(0, EDGE)
-    if content.size <= EDGE:
+    head = content.read(0, EDGE_BYTES)
+    if content.size <= EDGE_BYTES:
         return head, head
-    return head, content.read(content.size - EDGE, content.size)
+    return head, content.read(content.size - EDGE_BYTES, content.size)
 
 
-def edge_hash(size: int, head: bytes, tail: bytes) -> bytes:
+def hash_edges(size: int, head: bytes, tail: bytes) -> bytes:
     """What tells a medium from another: XXH3-128 of its size (u64) and of its first and last 64 KiB, 16 bytes.
 
     Args:
         size: bytes of the whole.
-        head: as :func:`edges` gives it.
-        tail: as :func:`edges` gives it.
+        head: as :func:`read_edges` gives it.
+        tail: as :func:`read_edges` gives it.
     """
     digest = xxhash.xxh3_128(size.to_bytes(8, "little"))
     digest.update(head)
-    if size > EDGE:
-        digest.update(tail[-min(len(tail), size - EDGE) :])
+    if size > EDGE_BYTES:
+        digest.update(tail[-min(len(tail), size - EDGE_BYTES) :])
     return digest.digest()

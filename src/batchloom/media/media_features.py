@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, UnusableRecordError
-from batchloom.core.medium import AudioFacts, Facts, FrameFacts, ImageFacts
-from batchloom.media.audio import decode_sound
+from batchloom.core.medium import AudioFacts, FrameFacts, ImageFacts, MediumFacts
+from batchloom.media.audio import decode_audio
 from batchloom.media.images import decode_image
-from batchloom.media.media_content import Content
-from batchloom.media.model_inputs import traits_of
-from batchloom.media.processor import ProcessorFiles, make_part
+from batchloom.media.media_content import MediaContent
+from batchloom.media.model_inputs import get_model_traits
+from batchloom.media.processor import ProcessorFiles, load_processor_part
 from batchloom.media.video import decode_frames
 
-Arrays = dict[str, NDArray[Any]]
+FeatureArrays = dict[str, NDArray[Any]]
 
 
 @final
-class Features:
+class FeatureExtractor:
     """Makes features; safe to share between threads.
 
     Its parts are made when they are first needed, of the files that a store keeps.
@@ -35,9 +35,9 @@ class Features:
         self._files = files
         self._turn = threading.Lock()
         self._parts: dict[str, Any] = {}
-        self._beside = traits_of(files.name).beside
+        self._beside = get_model_traits(files.name).beside
 
-    def of(self, content: Content, facts: Facts) -> Arrays:
+    def of(self, content: MediaContent, facts: MediumFacts) -> FeatureArrays:
         """The features of one medium, with an axis for media before those of their own.
 
         Raises:
@@ -55,7 +55,9 @@ class Features:
             return self._image(picture)
         return self._sound(content, facts)
 
-    def of_frames(self, content: Content, facts: Sequence[FrameFacts]) -> list[Arrays]:
+    def extract_frames(
+        self, content: MediaContent, facts: Sequence[FrameFacts]
+    ) -> list[FeatureArrays]:
         """The features of frames of a video, ascending by time, of each those of an image; raises as :meth:`of`."""
         return [self._image(picture) for picture in decode_frames(content, facts)]
 
@@ -68,15 +70,19 @@ class Features:
         """A setting of a part of the processor, such as ``AutoImageProcessor``."""
         return getattr(self._part(auto), name)
 
-    def _image(self, picture: Any) -> Arrays:
+    def _image(self, picture: Any) -> FeatureArrays:
         part = self._part("AutoImageProcessor")
-        made = part(images=[picture], return_tensors=_tensors(part), **self._usual("images_kwargs"))
-        return {name: _array(value) for name, value in made.items() if name not in self._beside}
+        made = part(
+            images=[picture],
+            return_tensors=_choose_tensor_type(part),
+            **self._get_class_defaults("images_kwargs"),
+        )
+        return {name: _to_numpy(value) for name, value in made.items() if name not in self._beside}
 
-    def _sound(self, content: Content, facts: AudioFacts) -> Arrays:
+    def _sound(self, content: MediaContent, facts: AudioFacts) -> FeatureArrays:
         part = self._part("AutoFeatureExtractor")
         rate = int(part.sampling_rate)
-        samples = decode_sound(content, facts, rate)
+        samples = decode_audio(content, facts, rate)
         made = part(
             [samples],
             sampling_rate=rate,
@@ -84,13 +90,13 @@ class Features:
             return_attention_mask=True,
             return_tensors="np",
         )
-        found = {name: _array(value) for name, value in made.items()}
+        found = {name: _to_numpy(value) for name, value in made.items()}
         # As Qwen2-Audio's processor calls it, beside the mask of the text.
         if "attention_mask" in found:
             found["feature_attention_mask"] = found.pop("attention_mask")
         return found
 
-    def _usual(self, name: str) -> Mapping[str, Any]:
+    def _get_class_defaults(self, name: str) -> Mapping[str, Any]:
         """What the processor's class asks of its parts, over their own settings."""
         import transformers  # noqa: PLC0415 - late: only where there are media
 
@@ -109,7 +115,7 @@ class Features:
     def _made(self, auto: str) -> Any:
         with tempfile.TemporaryDirectory(prefix="batchloom-processor-") as folder:
             self._files.write(Path(folder))
-            made, why = make_part(auto, Path(folder))
+            made, why = load_processor_part(auto, Path(folder))
         if made is None:
             raise InputError(
                 f"The store's {self._files.name} cannot be made by the installed transformers: {why}"
@@ -117,22 +123,22 @@ class Features:
         return made
 
 
-def _tensors(part: Any) -> str:
+def _choose_tensor_type(part: Any) -> str:
     """In which form a processor can give its arrays: those on torchvision give tensors alone."""
     return "np" if type(part).__name__.endswith("Pil") else "pt"
 
 
-def _array(value: Any) -> NDArray[Any]:
+def _to_numpy(value: Any) -> NDArray[Any]:
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def joined(features: Sequence[Arrays]) -> Arrays:
+def join_features(features: Sequence[FeatureArrays]) -> FeatureArrays:
     """The features of several media one behind the other, shorter ones filled up with zeros as processors do."""
     names = dict.fromkeys(name for one in features for name in one)
-    return {name: stacked([one[name] for one in features if name in one]) for name in names}
+    return {name: stack_padded([one[name] for one in features if name in one]) for name in names}
 
 
-def stacked(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def stack_padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Arrays one behind the other, shorter ones filled up with zeros along all axes but the first."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) == 1:

@@ -5,23 +5,23 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import final
 
-from batchloom.core.addresses import shown
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.medium import Facts, Kind, Medium, Seen
-from batchloom.media.audio import look_at_sound
-from batchloom.media.frame_sampling import Sampling
-from batchloom.media.images import look_at_image
-from batchloom.media.media_content import Content, edge_hash, edges
+from batchloom.core.medium import Medium, MediumFacts, MediumInfo, MediumKind
+from batchloom.media.audio import inspect_audio
+from batchloom.media.frame_sampling import FrameSampling
+from batchloom.media.images import inspect_image
+from batchloom.media.media_content import MediaContent, hash_edges, read_edges
 from batchloom.media.media_limits import MediaLimits
-from batchloom.media.media_locations import Places
-from batchloom.media.video import look_at_video
+from batchloom.media.media_locations import MediaResolver
+from batchloom.media.video import inspect_video
 
 # Of one medium in many records the header is read once; what fails is looked at again.
-_REMEMBERED = 4096
+_MAX_CACHED_HEADERS = 4096
 
 
 @final
-class Looker:
+class MediaInspector:
     """Looks at media of one source.
 
     Args:
@@ -32,11 +32,16 @@ class Looker:
     """
 
     def __init__(
-        self, places: Places, kinds: Collection[Kind], sampling: Sampling, *, held: bool
+        self,
+        places: MediaResolver,
+        kinds: Collection[MediumKind],
+        sampling: FrameSampling,
+        *,
+        held: bool,
     ) -> None:
         self._places, self._kinds, self._held = places, frozenset(kinds), held
         self._sampling = sampling
-        self._named = lru_cache(_REMEMBERED)(self._look)
+        self._named = lru_cache(_MAX_CACHED_HEADERS)(self._look)
 
     def __call__(self, media: list[Medium]) -> list[list[Medium]]:
         """What each of the media of one record is seen as: itself, or the frames of a video, which are images.
@@ -52,27 +57,27 @@ class Looker:
             if self._held and medium.data is None:
                 medium = self._places.held(medium)
             look = self._look if medium.data is not None else self._named
-            kind: Kind = "image" if medium.kind == "video" else medium.kind
+            kind: MediumKind = "image" if medium.kind == "video" else medium.kind
             return [replace(medium, kind=kind, seen=seen) for seen in look(medium)]
         except UnusableRecordError as error:
-            place = shown(medium.place) if medium.place else "in the record"
+            place = redact_url(medium.place) if medium.place else "in the record"
             raise UnusableRecordError(f"{medium.kind} {number} ({place}) {error.reason}") from error
 
-    def _refuse_other(self, kind: Kind) -> None:
+    def _refuse_other(self, kind: MediumKind) -> None:
         if ("image" if kind == "video" else kind) not in self._kinds:
             taken = " and ".join(sorted(self._kinds))
             raise UnusableRecordError(f"is {kind}, and the processor takes {taken} alone")
 
-    def _look(self, medium: Medium) -> list[Seen]:
+    def _look(self, medium: Medium) -> list[MediumInfo]:
         with self._places.open(medium) as content:
-            found = look_at(medium.kind, content, self._places.limits, self._sampling)
-            digest = edge_hash(content.size, *edges(content))
-            return [Seen(facts, digest, content.size) for facts in found]
+            found = inspect_medium(medium.kind, content, self._places.limits, self._sampling)
+            digest = hash_edges(content.size, *read_edges(content))
+            return [MediumInfo(facts, digest, content.size) for facts in found]
 
 
-def look_at(
-    kind: Kind, content: Content, limits: MediaLimits, sampling: Sampling
-) -> Sequence[Facts]:
+def inspect_medium(
+    kind: MediumKind, content: MediaContent, limits: MediaLimits, sampling: FrameSampling
+) -> Sequence[MediumFacts]:
     """What the header of a medium says; of a video, of each frame that is seen.
 
     Raises:
@@ -80,7 +85,7 @@ def look_at(
         MissingDependencyError: what reads such media is not installed.
     """
     if kind == "image":
-        return [look_at_image(content, limits)]
+        return [inspect_image(content, limits)]
     if kind == "audio":
-        return [look_at_sound(content, limits)]
-    return look_at_video(content, limits, sampling)
+        return [inspect_audio(content, limits)]
+    return inspect_video(content, limits, sampling)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from batchloom.core.settings import is_amount, raise_problems, shown, whole
+from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 
-_MOST = 10**12
+_MAX_VALUE = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class MediaLimits:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name}: {shown(value)} is not a whole number from 1 to {_MOST:,}"
+            f"{name}: {quote_value(value)} is not a whole number from 1 to {_MAX_VALUE:,}"
             for name, value in (
                 ("image_pixels", self.image_pixels),
                 ("file_bytes", self.file_bytes),
             )
-            if not 1 <= (whole(value) or 0) <= _MOST
+            if not 1 <= (as_int(value) or 0) <= _MAX_VALUE
         ]
         problems += [
-            f"{name}: {shown(value)} is no time above 0"
+            f"{name}: {quote_value(value)} is no time above 0"
             for name, value in (
                 ("audio_seconds", self.audio_seconds),
                 ("fetch_seconds", self.fetch_seconds),
             )
-            if not is_amount(value)
+            if not is_positive_number(value)
         ]
         raise_problems(problems)

@@ -6,19 +6,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from batchloom.core.addresses import is_url, local_path, scheme_of, shown
+from batchloom.core.addresses import get_scheme, is_url, redact_url, strip_file_scheme
 from batchloom.core.errors import BatchloomError, UnusableRecordError
-from batchloom.core.files import because
-from batchloom.core.medium import Medium, stretch_of
-from batchloom.media.media_content import Content, Held, OpenFile
+from batchloom.core.files import describe_os_error
+from batchloom.core.medium import Medium, parse_tar_location
+from batchloom.media.media_content import BytesContent, FileContent, MediaContent
 from batchloom.media.media_limits import MediaLimits
-from batchloom.remote import fetch_whole
+from batchloom.remote import fetch_file
 
-_KNOWN = ("http", "https", "s3", "s3a", "gs", "gcs", "hf")
+_KNOWN_SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "hf")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class MediaResolver:
     """Where relative paths of media begin, and what is read of them.
 
     Attributes:
@@ -32,7 +32,7 @@ class Places:
     follow_links: bool = True
 
     @contextmanager
-    def open(self, medium: Medium) -> Iterator[Content]:
+    def open(self, medium: Medium) -> Iterator[MediaContent]:
         """The bytes of a medium.
 
         Raises:
@@ -40,29 +40,33 @@ class Places:
                 lies outside of the folder.
         """
         if medium.data is not None:
-            yield Held(medium.data)
+            yield BytesContent(medium.data)
             return
         place = self.of(medium.place)
         if is_url(place):
-            yield Held(self._fetched(place))
+            yield BytesContent(self._fetched(place))
             return
-        path, stretch = stretch_of(place)
+        path, stretch = parse_tar_location(place)
         try:
-            self._refuse_links(path)
-            file = OpenFile(Path(path), stretch)
+            self._check_no_link_escape(path)
+            file = FileContent(Path(path), stretch)
         except FileNotFoundError:
             raise UnusableRecordError(
-                f"is not there: {shown(place):.300}; paths begin at {self.folder}: say where else they do "
+                f"is not there: {redact_url(place):.300}; paths begin at {self.folder}: say where else they do "
                 "(--data-folder, of train, too; of a Loader media=MediaOptions(folder=...))"
             ) from None
         except UnusableRecordError:
             raise
         except EOFError:
             raise UnusableRecordError(
-                f"is not in its tar any more, which has become shorter: {shown(path):.300}"
+                f"is not in its tar any more, which has become shorter: {redact_url(path):.300}"
             ) from None
         except (OSError, ValueError) as error:
-            why = because(error) if isinstance(error, OSError) else f"its name is none ({error})"
+            why = (
+                describe_os_error(error)
+                if isinstance(error, OSError)
+                else f"its name is none ({error})"
+            )
             raise UnusableRecordError(f"cannot be read: {why}") from error
         with file:
             yield file
@@ -82,11 +86,11 @@ class Places:
         Raises:
             UnusableRecordError: it leaves the folder, or is a URL of a kind that is not read.
         """
-        place = local_path(place)
+        place = strip_file_scheme(place)
         if is_url(place):
-            if scheme_of(place) not in _KNOWN:
+            if get_scheme(place) not in _KNOWN_SCHEMES:
                 raise UnusableRecordError(
-                    f"is a URL of a kind that is not read ({scheme_of(place)}://); http, https, s3, gs and hf are"
+                    f"is a URL of a kind that is not read ({get_scheme(place)}://); http, https, s3, gs and hf are"
                 )
             return place
         if is_url(self.folder):
@@ -100,14 +104,15 @@ class Places:
             )
         return whole
 
-    def _refuse_links(self, path: str) -> None:
+    def _check_no_link_escape(self, path: str) -> None:
         """Refuse a path that leaves the folder through a symbolic link."""
         if self.follow_links:
             return
         real, folder = os.path.realpath(path), os.path.realpath(self.folder)
         if not real.startswith(folder.rstrip("/") + "/"):
             raise UnusableRecordError(
-                f"lies outside of {self.folder}, through a symbolic link to {shown(real):.300}; --follow-links follows "
+                f"lies outside of {self.folder}, through a symbolic link to {redact_url(real):.300}; "
+                f"--follow-links follows "
                 "it, if that is meant"
             )
 
@@ -116,16 +121,16 @@ class Places:
         path = os.path.normpath(place)
         if path.startswith(("/", "..")):
             raise UnusableRecordError(
-                f"lies outside of {shown(base)}, from where paths of media are not followed"
+                f"lies outside of {redact_url(base)}, from where paths of media are not followed"
             )
         return f"{base}/{path}"
 
     def _fetched(self, url: str) -> bytes:
         limits = self.limits
         try:
-            return fetch_whole(url, most=limits.file_bytes, seconds=limits.fetch_seconds)
+            return fetch_file(url, most=limits.file_bytes, seconds=limits.fetch_seconds)
         except FileNotFoundError:
-            raise UnusableRecordError(f"is not there: {shown(url)}") from None
+            raise UnusableRecordError(f"is not there: {redact_url(url)}") from None
         except BatchloomError as error:
             raise UnusableRecordError(
                 f"cannot be had: {error} What is kept aside at preparation is read again with --restart."

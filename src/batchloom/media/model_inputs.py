@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Traits(NamedTuple):
+class ModelTraits(NamedTuple):
     """How the batches of a model with media differ.
 
     Attributes:
@@ -19,17 +19,17 @@ class Traits(NamedTuple):
     beside: tuple[str, ...] = ()
 
 
-_OF: dict[str, Traits] = {
+_TRAITS_BY_PROCESSOR: dict[str, ModelTraits] = {
     **dict.fromkeys(
-        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), Traits(mrope=True)
+        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), ModelTraits(mrope=True)
     ),
     **dict.fromkeys(
-        ("Idefics3Processor", "SmolVLMProcessor"), Traits(by_row=True, beside=("rows", "cols"))
+        ("Idefics3Processor", "SmolVLMProcessor"), ModelTraits(by_row=True, beside=("rows", "cols"))
     ),
-    "Gemma3Processor": Traits(token_types=True, beside=("num_crops",)),
+    "Gemma3Processor": ModelTraits(token_types=True, beside=("num_crops",)),
 }
 
 
-def traits_of(name: str) -> Traits:
+def get_model_traits(name: str) -> ModelTraits:
     """The traits of a processor class of transformers; the plain ones of a class that is not known."""
-    return _OF.get(name, Traits())
+    return _TRAITS_BY_PROCESSOR.get(name, ModelTraits())

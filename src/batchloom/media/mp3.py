@@ -4,31 +4,31 @@ An MP3 without a Xing, Info or VBRI header does not say how long it is; decoders
 frame for that of all. Frames as ISO/IEC 11172-3 and 13818-3 have them, of layer III.
 """
 
-from batchloom.media.media_content import Content
+from batchloom.media.media_content import MediaContent
 
-_KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-_KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
-_MARKS = (b"Xing", b"Info", b"VBRI")
+_BITRATES_MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_BITRATES_MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+_SAMPLE_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+_LENGTH_TAGS = (b"Xing", b"Info", b"VBRI")
 
 
-def is_mp3(content: Content) -> bool:
+def is_mp3(content: MediaContent) -> bool:
     """Whether frames of an MP3 begin where its tags end."""
-    return _frame(content.read(at := _behind_tags(content), at + 4)) is not None
+    return _parse_frame_header(content.read(at := _skip_id3_tag(content), at + 4)) is not None
 
 
-def has_length(content: Content) -> bool:
+def has_mp3_length(content: MediaContent) -> bool:
     """Whether the first frame of an MP3 says how long it is."""
-    at = _behind_tags(content)
+    at = _skip_id3_tag(content)
     first = content.read(at, at + 64)
-    return any(mark in first for mark in _MARKS)
+    return any(mark in first for mark in _LENGTH_TAGS)
 
 
-def mp3_samples(content: Content) -> int:
+def count_mp3_samples(content: MediaContent) -> int:
     """Samples in the frames of an MP3, each of its channels."""
     data = content.read(0, content.size)
-    at, samples = _behind_tags(content), 0
-    while (found := _frame(data[at : at + 4])) is not None:
+    at, samples = _skip_id3_tag(content), 0
+    while (found := _parse_frame_header(data[at : at + 4])) is not None:
         size, held = found
         if at + size > len(data):
             break
@@ -36,7 +36,7 @@ def mp3_samples(content: Content) -> int:
     return samples
 
 
-def _behind_tags(content: Content) -> int:
+def _skip_id3_tag(content: MediaContent) -> int:
     """Where an ID3v2 tag at the beginning ends."""
     at = 0
     while (head := content.read(at, at + 10))[:3] == b"ID3" and len(head) == 10:
@@ -47,14 +47,14 @@ def _behind_tags(content: Content) -> int:
     return at
 
 
-def _frame(head: bytes) -> tuple[int, int] | None:
+def _parse_frame_header(head: bytes) -> tuple[int, int] | None:
     """(bytes, samples) of the frame that a header begins; None where it is none."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
     version, bits, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
     if version == 1 or rate == 3 or not 0 < bits < 15:
         return None
-    kbits = (_KBITS_1 if version == 3 else _KBITS_2)[bits]
+    kbits = (_BITRATES_MPEG1 if version == 3 else _BITRATES_MPEG2)[bits]
     samples = 1152 if version == 3 else 576
-    size = samples // 8 * kbits * 1000 // _RATES[version][rate] + (head[2] >> 1 & 1)
+    size = samples // 8 * kbits * 1000 // _SAMPLE_RATES[version][rate] + (head[2] >> 1 & 1)
     return size, samples

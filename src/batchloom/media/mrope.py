@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Grid = tuple[int, int, int]
+PatchGridShape = tuple[int, int, int]
 
 
-def mrope_positions(
-    length: int, media: Sequence[tuple[int, int, Grid]], merge: int
+def compute_mrope_positions(
+    length: int, media: Sequence[tuple[int, int, PatchGridShape]], merge: int
 ) -> NDArray[np.int64]:
     """The positions of a document's tokens, as transformers' ``get_rope_index`` gives them, int64 [3, length].
 

@@ -10,14 +10,14 @@ from typing import Any, Self, final
 import orjson
 
 from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError
-from batchloom.core.files import because, nearest_path, read_regular
+from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.medium import KINDS, Kind
-from batchloom.media.hf_processor import Asked
-from batchloom.media.known_processors import Parts, known_family
-from batchloom.media.model_inputs import traits_of
-from batchloom.media.processor_agreement import disagreement
-from batchloom.media.processor_families import Family, PatchGrid
+from batchloom.core.medium import MEDIUM_KINDS, MediumKind
+from batchloom.media.hf_processor import ProbedProcessor
+from batchloom.media.known_processors import ProcessorParts, find_known_family
+from batchloom.media.model_inputs import get_model_traits
+from batchloom.media.processor_agreement import find_processor_disagreement
+from batchloom.media.processor_families import PatchGridFamily, ProcessorFamily
 
 # All that makes a processor but its tokenizer, in the order in which transformers writes and reads them.
 PROCESSOR_FILES = (
@@ -26,14 +26,14 @@ PROCESSOR_FILES = (
     "video_preprocessor_config.json",
 )
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-_NAMED = (
+_TOKEN_ATTRIBUTES = (
     *("image_token", "audio_token", "video_token", "boi_token", "eoi_token"),
     *("fake_image_token", "global_image_token"),
 )
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 _REMEDY = "give the folder that a processor's save_pretrained wrote"
 # What transformers raises where it cannot make something of a folder.
-_UNMADE = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RuntimeError)
+_LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 @final
@@ -99,7 +99,7 @@ class ProcessorFiles:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Processor:
+class MediaProcessor:
     """A processor that says what stands in a text for a medium.
 
     Attributes:
@@ -109,7 +109,7 @@ class Processor:
     """
 
     files: ProcessorFiles
-    families: Mapping[Kind, Family]
+    families: Mapping[MediumKind, ProcessorFamily]
     notes: tuple[str, ...] = ()
 
 
@@ -124,12 +124,12 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
         raise InputError(f"{folder} is a file; {_REMEDY}.")
     if not folder.is_dir():
         raise InputMissingError(
-            f"There is no folder {folder}{nearest_path(str(folder))}; {_REMEDY}."
+            f"There is no folder {folder}{suggest_path(str(folder))}; {_REMEDY}."
         )
     files = {}
     for known in PROCESSOR_FILES:
         if (path := folder / known).is_file():
-            files[known] = _json_text(path)
+            files[known] = _read_json_text(path)
     if not files:
         raise InputError(
             f"{folder} holds no processor, neither {PROCESSOR_FILES[0]} nor {PROCESSOR_FILES[1]}; {_REMEDY}."
@@ -143,20 +143,20 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
     return ProcessorFiles(name, files)
 
 
-def _json_text(path: Path) -> str:
+def _read_json_text(path: Path) -> str:
     try:
-        text = read_regular(path, _MOST_BYTES).decode()
+        text = read_regular_file(path, _MAX_BYTES).decode()
         if isinstance(orjson.loads(text), dict):
             return text
         why = "it is no JSON object"
     except OSError as error:
-        why = because(error)
+        why = describe_os_error(error)
     except (UnicodeDecodeError, orjson.JSONDecodeError) as error:
         why = f"it is no JSON ({error})"
     raise InputError(f"{path} cannot be read: {why}; {_REMEDY}.")
 
 
-def open_processor(folder: Path, tokenizer: Path | None = None) -> Processor:
+def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcessor:
     """A processor that lies in a folder, after comparing its arithmetic with the installed transformers.
 
     No code of the folder is run, and nothing is fetched.
@@ -170,45 +170,49 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> Processor:
         MissingDependencyError: transformers or Pillow is not installed.
     """
     files = read_processor_files(folder)
-    transformers = _transformers()
-    whole, why = _made(transformers.AutoProcessor, folder)
-    image, _ = _made(transformers.AutoImageProcessor, folder)
-    sound, _ = _made(transformers.AutoFeatureExtractor, folder)
-    named = _tokens(transformers, whole, (folder, tokenizer))
+    transformers = _import_transformers()
+    whole, why = _try_load(transformers.AutoProcessor, folder)
+    image, _ = _try_load(transformers.AutoImageProcessor, folder)
+    sound, _ = _try_load(transformers.AutoFeatureExtractor, folder)
+    named = _collect_tokens(transformers, whole, (folder, tokenizer))
     families, notes = {}, []
-    family, differs = _family(files, folder, Parts(files.config, image, sound, named), whole)
+    family, differs = _choose_family(
+        files, folder, ProcessorParts(files.config, image, sound, named), whole
+    )
     if family is not None and differs:
         notes.append(f"{files.name} is run once for each size of a medium: {differs}")
         family = None
     if family is not None:
         families[family.kind] = family
-    for kind in KINDS:
+    for kind in MEDIUM_KINDS:
         if kind != "video" and kind not in families and getattr(whole, f"{kind}_token", None):
-            families[kind] = Asked(whole, kind)
-    _refuse_unknown_positions(files, families, image)
+            families[kind] = ProbedProcessor(whole, kind)
+    _check_positions(files, families, image)
     if not families:
         why = why or "it takes neither"
         raise InputError(
             f"{folder} holds a {files.name}, which cannot be asked what it makes of images or audio: {why}"
         )
-    return Processor(files, families, tuple(notes))
+    return MediaProcessor(files, families, tuple(notes))
 
 
-def _family(
-    files: ProcessorFiles, folder: Path, parts: Parts, whole: Any
-) -> tuple[Family | None, str]:
+def _choose_family(
+    files: ProcessorFiles, folder: Path, parts: ProcessorParts, whole: Any
+) -> tuple[ProcessorFamily | None, str]:
     """The arithmetic that is known of a processor, and where it differs from the installed one."""
     try:
-        family = known_family(files.name, parts)
-        return family, "" if family is None else disagreement(family, whole, parts.image)
+        family = find_known_family(files.name, parts)
+        return family, "" if family is None else find_processor_disagreement(
+            family, whole, parts.image
+        )
     except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         raise InputError(
             f"{folder} holds a {files.name} with settings that are none ({type(error).__name__}: {error}); {_REMEDY}."
         ) from error
 
 
-def _refuse_unknown_positions(
-    files: ProcessorFiles, families: Mapping[Kind, Family], image: Any
+def _check_positions(
+    files: ProcessorFiles, families: Mapping[MediumKind, ProcessorFamily], image: Any
 ) -> None:
     """Raise where a model wants positions of patches that nobody knows how to make.
 
@@ -216,7 +220,9 @@ def _refuse_unknown_positions(
         InputError: it does.
     """
     grids = "image_grid_thw" in (getattr(image, "model_input_names", None) or ())
-    known = isinstance(families.get("image"), PatchGrid) and traits_of(files.name).mrope
+    known = (
+        isinstance(families.get("image"), PatchGridFamily) and get_model_traits(files.name).mrope
+    )
     if "image" in families and grids and not known:
         raise InputError(
             f"{files.name} gives grids of patches (image_grid_thw), from which its model makes positions in time, "
@@ -225,7 +231,7 @@ def _refuse_unknown_positions(
         )
 
 
-def _transformers() -> Any:
+def _import_transformers() -> Any:
     try:
         import transformers  # noqa: PLC0415 - late: only where there are media
     except ImportError as error:
@@ -235,29 +241,35 @@ def _transformers() -> Any:
     return transformers
 
 
-def make_part(auto: str, folder: Path) -> tuple[Any, str]:
+def load_processor_part(auto: str, folder: Path) -> tuple[Any, str]:
     """What a class such as ``AutoImageProcessor`` makes of a folder; None and why where it cannot.
 
     Raises:
         MissingDependencyError: transformers is not installed.
     """
-    return _made(getattr(_transformers(), auto), folder)
+    return _try_load(getattr(_import_transformers(), auto), folder)
 
 
-def _made(auto: Any, folder: Path) -> tuple[Any, str]:
+def _try_load(auto: Any, folder: Path) -> tuple[Any, str]:
     """What transformers makes of a folder, None and why where it cannot."""
     try:
         # What it has to say of parts that are not there is no news here.
         with contextlib.redirect_stderr(io.StringIO()):
             return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False), ""
-    except _UNMADE as error:
+    except _LOAD_ERRORS as error:
         return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
 
-def _tokens(transformers: Any, whole: Any, folders: tuple[Path | None, ...]) -> dict[str, str]:
+def _collect_tokens(
+    transformers: Any, whole: Any, folders: tuple[Path | None, ...]
+) -> dict[str, str]:
     """The tokens that a processor's tokenizer has names for."""
     own = getattr(whole, "tokenizer", None)
     for folder in () if own is not None else folders:
         if folder is not None and own is None:
-            own, _ = _made(transformers.AutoTokenizer, folder)
-    return {name: token for name in _NAMED if isinstance(token := getattr(own, name, None), str)}
+            own, _ = _try_load(transformers.AutoTokenizer, folder)
+    return {
+        name: token
+        for name in _TOKEN_ATTRIBUTES
+        if isinstance(token := getattr(own, name, None), str)
+    }

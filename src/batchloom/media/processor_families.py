@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, final
 
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.medium import AudioFacts, Facts, ImageFacts, Kind
+from batchloom.core.medium import AudioFacts, ImageFacts, MediumFacts, MediumKind
 
-_LONGEST_SIDE = 4096
+_MAX_SIDE = 4096
 
 
-class Expansion(NamedTuple):
+class PlaceholderExpansion(NamedTuple):
     """What stands in a text for one medium.
 
     Attributes:
@@ -28,11 +28,11 @@ class Expansion(NamedTuple):
     grid: tuple[int, int, int] = (0, 0, 0)
 
 
-class Family(Protocol):
+class ProcessorFamily(Protocol):
     """Media of one kind, as one processor treats them."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MediumKind:
         """Of the media."""
         ...
 
@@ -51,7 +51,7 @@ class Family(Protocol):
         """What is written where a template knows no such media, with the placeholder in it."""
         ...
 
-    def expand(self, facts: Facts) -> Expansion:
+    def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         """What stands in a text for such a medium.
 
         Raises:
@@ -62,11 +62,11 @@ class Family(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
-class PatchGrid:
+class PatchGridFamily:
     """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: an image keeps its form and becomes a grid of patches, some merged to one token.
 
     Attributes:
-        placeholder, token: see :class:`Family`.
+        placeholder, token: see :class:`ProcessorFamily`.
         patch: side of a patch in pixels.
         merge: patches a side that become one token.
         least_pixels: an image of fewer is made larger.
@@ -79,20 +79,20 @@ class PatchGrid:
     merge: int
     least_pixels: int
     most_pixels: int
-    kind: Kind = "image"
+    kind: MediumKind = "image"
 
     @property
     def alone(self) -> str:
-        """See :class:`Family`."""
+        """See :class:`ProcessorFamily`."""
         return f"<|vision_start|>{self.placeholder}<|vision_end|>"
 
-    def expand(self, facts: Facts) -> Expansion:
-        """See :class:`Family`."""
-        image = _image(facts)
+    def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
+        """See :class:`ProcessorFamily`."""
+        image = _require_image(facts)
         height, width = self.resized(image)
         rows, columns = height // self.patch, width // self.patch
         count = rows * columns // self.merge**2
-        return Expansion(self.token, (count,), (1, rows, columns))
+        return PlaceholderExpansion(self.token, (count,), (1, rows, columns))
 
     def resized(self, image: ImageFacts) -> tuple[int, int]:
         """Height and width after resizing (``smart_resize`` of transformers' qwen2_vl)."""
@@ -116,11 +116,11 @@ class PatchGrid:
 
 @final
 @dataclass(frozen=True, slots=True)
-class OneSize:
+class FixedSizeFamily:
     """LLaVA, Gemma 3 without pan and scan: every image becomes as many tokens.
 
     Attributes:
-        placeholder, token: see :class:`Family`.
+        placeholder, token: see :class:`ProcessorFamily`.
         count: tokens of an image.
         before: what the processor writes before them.
         behind: what it writes behind them.
@@ -131,26 +131,26 @@ class OneSize:
     count: int
     before: str = ""
     behind: str = ""
-    kind: Kind = "image"
+    kind: MediumKind = "image"
 
     @property
     def alone(self) -> str:
-        """See :class:`Family`."""
+        """See :class:`ProcessorFamily`."""
         return self.placeholder
 
-    def expand(self, facts: Facts) -> Expansion:
-        """See :class:`Family`."""
-        _image(facts)
-        return Expansion(f"{self.before}{self.token}{self.behind}", (self.count,))
+    def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
+        """See :class:`ProcessorFamily`."""
+        _require_image(facts)
+        return PlaceholderExpansion(f"{self.before}{self.token}{self.behind}", (self.count,))
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class TileFamily:
     """LLaVA-NeXT: the image as a whole, and in tiles whose empty borders are left out.
 
     Attributes:
-        placeholder, token: see :class:`Family`.
+        placeholder, token: see :class:`ProcessorFamily`.
         pinpoints: heights and widths that tiles may make.
         height: of a tile in pixels.
         width: of a tile in pixels.
@@ -165,17 +165,17 @@ class Tiles:
     width: int
     patch: int
     extra: int
-    kind: Kind = "image"
+    kind: MediumKind = "image"
 
     @property
     def alone(self) -> str:
-        """See :class:`Family`."""
+        """See :class:`ProcessorFamily`."""
         return self.placeholder
 
-    def expand(self, facts: Facts) -> Expansion:
-        """See :class:`Family`."""
-        image = _image(facts)
-        best = self._best(image)
+    def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
+        """See :class:`ProcessorFamily`."""
+        image = _require_image(facts)
+        best = self._select_best_resolution(image)
         if best is None:
             raise UnusableRecordError(
                 f"has {image.width:,} x {image.height:,} pixels, of which the processor would see none in its tiles: "
@@ -191,9 +191,9 @@ class Tiles:
             wide -= (wide - shown) // 2 * 2
         # One token ends each line of the tiles.
         count = tall * wide + tall + rows * columns + self.extra
-        return Expansion(self.token, (count,))
+        return PlaceholderExpansion(self.token, (count,))
 
-    def _best(self, image: ImageFacts) -> tuple[int, int] | None:
+    def _select_best_resolution(self, image: ImageFacts) -> tuple[int, int] | None:
         """The resolution that shows most of an image and wastes least (``select_best_resolution``)."""
         best, most, least = None, 0, math.inf
         for height, width in self.pinpoints:
@@ -208,11 +208,11 @@ class Tiles:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Splits:
+class SplitFamily:
     """Idefics3, SmolVLM: a large image in pieces, row by row, and then as a whole.
 
     Attributes:
-        placeholder, token: see :class:`Family`.
+        placeholder, token: see :class:`ProcessorFamily`.
         count: tokens of a piece.
         around: the token before each piece and at the end.
         whole: the tag of the image as a whole.
@@ -229,19 +229,19 @@ class Splits:
     longest: int
     side: int
     splits: bool
-    kind: Kind = "image"
+    kind: MediumKind = "image"
 
     @property
     def alone(self) -> str:
-        """See :class:`Family`."""
+        """See :class:`ProcessorFamily`."""
         return self.placeholder
 
-    def expand(self, facts: Facts) -> Expansion:
-        """See :class:`Family`."""
-        rows, columns = self.pieces(_image(facts)) if self.splits else (0, 0)
+    def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
+        """See :class:`ProcessorFamily`."""
+        rows, columns = self.pieces(_require_image(facts)) if self.splits else (0, 0)
         end = f"{self.around}{self.whole}{self.token}{self.around}"
         if not rows:
-            return Expansion(end, (self.count,))
+            return PlaceholderExpansion(end, (self.count,))
         lines = (
             "".join(
                 f"{self.around}<row_{row}_col_{column}>{self.token}"
@@ -250,7 +250,7 @@ class Splits:
             for row in range(1, rows + 1)
         )
         text = "".join(f"{line}\n" for line in lines) + f"\n{end}"
-        return Expansion(text, (self.count,) * (rows * columns + 1))
+        return PlaceholderExpansion(text, (self.count,) * (rows * columns + 1))
 
     def pieces(self, image: ImageFacts) -> tuple[int, int]:
         """Rows and columns of an image, zeros where it is not split.
@@ -259,10 +259,10 @@ class Splits:
         """
         height, width = self._longest(image.height, image.width)
         aspect = width / height
-        if width >= height and width > _LONGEST_SIDE:
-            height, width = int(_LONGEST_SIDE / aspect), _LONGEST_SIDE
-        elif height > width and height > _LONGEST_SIDE:
-            height, width = _LONGEST_SIDE, int(_LONGEST_SIDE * aspect)
+        if width >= height and width > _MAX_SIDE:
+            height, width = int(_MAX_SIDE / aspect), _MAX_SIDE
+        elif height > width and height > _MAX_SIDE:
+            height, width = _MAX_SIDE, int(_MAX_SIDE * aspect)
         height, width = max(height, 1), max(width, 1)
         aspect, side = width / height, self.side
         if width >= height:
@@ -290,11 +290,11 @@ class Splits:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Hearing:
+class WhisperFamily:
     """Qwen2-Audio: what a Whisper encoder hears of a sound, two of its frames to a token.
 
     Attributes:
-        placeholder, token: see :class:`Family`.
+        placeholder, token: see :class:`ProcessorFamily`.
         rate: samples a second that are heard.
         hop: samples of a frame.
         most: samples that are heard at most.
@@ -305,15 +305,15 @@ class Hearing:
     rate: int
     hop: int
     most: int
-    kind: Kind = "audio"
+    kind: MediumKind = "audio"
 
     @property
     def alone(self) -> str:
-        """See :class:`Family`."""
+        """See :class:`ProcessorFamily`."""
         return f"<|audio_bos|>{self.placeholder}<|audio_eos|>\n"
 
-    def expand(self, facts: Facts) -> Expansion:
-        """See :class:`Family`."""
+    def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
+        """See :class:`ProcessorFamily`."""
         if not isinstance(facts, AudioFacts):
             raise TypeError(f"a sound is expected, not {type(facts).__name__}")
         samples = facts.samples_at(self.rate)
@@ -328,10 +328,10 @@ class Hearing:
             raise UnusableRecordError(
                 f"lasts {facts.seconds:.3f} s, too short for the processor to hear anything"
             )
-        return Expansion(self.token, (count,))
+        return PlaceholderExpansion(self.token, (count,))
 
 
-def _image(facts: Facts) -> ImageFacts:
+def _require_image(facts: MediumFacts) -> ImageFacts:
     if not isinstance(facts, ImageFacts):
         raise TypeError(f"an image is expected, not {type(facts).__name__}")
     return facts

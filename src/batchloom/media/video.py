@@ -10,32 +10,34 @@ from typing import Any, NamedTuple, final
 
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.medium import FrameFacts
-from batchloom.core.wording import duration
-from batchloom.media.frame_sampling import Sampling, fitted, frame_times
-from batchloom.media.media_content import Content, opened
+from batchloom.core.wording import format_duration
+from batchloom.media.frame_sampling import FrameSampling, compute_frame_times, fit_frame_size
+from batchloom.media.media_content import MediaContent, open_content
 from batchloom.media.media_limits import MediaLimits
 
-_MICROSECONDS = 10**6
+_MICROSECONDS_PER_SECOND = 10**6
 # A frame that is so much later is sought; nearer ones are reached sooner by decoding on.
-_FAR = 2 * _MICROSECONDS
+_SEEK_DISTANCE = 2 * _MICROSECONDS_PER_SECOND
 # A video ends where its last frame does, give or take what headers round.
-_ROUNDED = 1 * _MICROSECONDS
-_READ = "MP4, MOV, WebM, Matroska and AVI"
-_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip")
-_IMAGES = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
-_SHOWN = 16
+_END_TOLERANCE = 1 * _MICROSECONDS_PER_SECOND
+_READABLE_FORMATS = "MP4, MOV, WebM, Matroska and AVI"
+_MP4_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip")
+_IMAGE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+_MAX_SHOWN_BYTES = 16
 # What streams is written before its length is known.
-_UNKNOWN = 0xFFFFFFFF - (1 << 16)
+_UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
 
 
-def look_at_video(content: Content, limits: MediaLimits, sampling: Sampling) -> list[FrameFacts]:
+def inspect_video(
+    content: MediaContent, limits: MediaLimits, sampling: FrameSampling
+) -> list[FrameFacts]:
     """The frames that are to be seen of a video, after checking that the last of them is there.
 
     Raises:
         UnusableRecordError: it is empty, no video, cut short, damaged, or larger than allowed.
         MissingDependencyError: PyAV is not installed.
     """
-    with _film(content) as film:
+    with _open_video(content) as film:
         pixels = film.stream.codec_context.width * film.stream.codec_context.height
         if not pixels:
             raise UnusableRecordError("shows nothing: its frames have no size")
@@ -44,20 +46,20 @@ def look_at_video(content: Content, limits: MediaLimits, sampling: Sampling) -> 
                 f"has frames of {pixels:,} pixels, more than the {limits.image_pixels:,} that are allowed "
                 "(image_pixels): make them smaller, or allow more"
             )
-        times = frame_times(film.seconds, film.stream.average_rate, sampling)
+        times = compute_frame_times(film.seconds, film.stream.average_rate, sampling)
         last = film.at(times[-1])
         end = film.end
-        if end is not None and end + _ROUNDED < times[-1]:
+        if end is not None and end + _END_TOLERANCE < times[-1]:
             raise UnusableRecordError(
-                f"ends after {duration(end / _MICROSECONDS)}, where its header says "
-                f"{duration(float(film.seconds))}: it is cut short; fetch it again"
+                f"ends after {format_duration(end / _MICROSECONDS_PER_SECOND)}, where its header says "
+                f"{format_duration(float(film.seconds))}: it is cut short; fetch it again"
             )
-        width, height = _upright(last).size
-    width, height = fitted(width, height, sampling)
+        width, height = _to_upright_rgb(last).size
+    width, height = fit_frame_size(width, height, sampling)
     return [FrameFacts(width, height, time=time) for time in times]
 
 
-def decode_frames(content: Content, facts: Sequence[FrameFacts]) -> Iterator[Any]:
+def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterator[Any]:
     """The frames of a video as upright RGB ``PIL.Image.Image``, each as large as its facts say.
 
     A frame is what is shown at its time. Sizes are changed by Pillow, bicubic.
@@ -71,15 +73,15 @@ def decode_frames(content: Content, facts: Sequence[FrameFacts]) -> Iterator[Any
     """
     from PIL import Image  # noqa: PLC0415 - late: only where there are media
 
-    with _film(content) as film:
+    with _open_video(content) as film:
         for one in facts:
-            picture = _upright(film.at(one.time))
+            picture = _to_upright_rgb(film.at(one.time))
             if picture.size != (one.width, one.height):
                 picture = picture.resize((one.width, one.height), Image.Resampling.BICUBIC)
             yield picture
 
 
-def form_of(head: bytes, size: int) -> str:
+def detect_video_format(head: bytes, size: int) -> str:
     """The format that the first bytes of a video are of, as FFmpeg calls it.
 
     Args:
@@ -89,31 +91,32 @@ def form_of(head: bytes, size: int) -> str:
     Raises:
         UnusableRecordError: of none that is read; says what it seems to be; or shorter than it says.
     """
-    if head[4:8] == b"ftyp" and head[8:12] in _IMAGES:
+    if head[4:8] == b"ftyp" and head[8:12] in _IMAGE_BRANDS:
         raise UnusableRecordError("is an image (AVIF or HEIF), not a video")
-    if head[4:8] == b"ftyp" or head[4:8] in _BOXES:
+    if head[4:8] == b"ftyp" or head[4:8] in _MP4_BOXES:
         return "mov"
     if head.startswith(b"\x1aE\xdf\xa3"):
         return "matroska"
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        _refuse_cut(int.from_bytes(head[4:8], "little") + 8, size)
+        _check_not_truncated(int.from_bytes(head[4:8], "little") + 8, size)
         return "avi"
     if not head:
         raise UnusableRecordError("is empty (0 bytes)")
     raise UnusableRecordError(
-        f"begins with {head[:_SHOWN]!r}, which no video does that is read: {_READ}; write it anew: ffmpeg -i IN OUT.mp4"
+        f"begins with {head[:_MAX_SHOWN_BYTES]!r}, which no video does that is read: {_READABLE_FORMATS}; write it "
+        f"anew: ffmpeg -i IN OUT.mp4"
     )
 
 
-def _refuse_cut(said: int, size: int) -> None:
+def _check_not_truncated(said: int, size: int) -> None:
     """Raise where a file is shorter than it says: of an AVI FFmpeg reads what is left."""
-    if size < said < _UNKNOWN:
+    if size < said < _UNKNOWN_LENGTH:
         raise UnusableRecordError(
             f"has {size:,} bytes, where its header says {said:,}: it is cut short; fetch it again"
         )
 
 
-class _Shown(NamedTuple):
+class _TimedFrame(NamedTuple):
     """A frame, and when it is shown, in microseconds."""
 
     time: int
@@ -121,16 +124,16 @@ class _Shown(NamedTuple):
 
 
 @final
-class _Film:
+class _VideoDecoder:
     """A video that is open: gives the frame that is shown at a time, best asked for in their order."""
 
     def __init__(self, container: Any, stream: Any) -> None:
         self._container, self.stream = container, stream
         self._origin = stream.start_time or 0
         self._coming: Iterator[Any] = iter(())
-        self._shown: _Shown | None = None
-        self._next: _Shown | None = None
-        self._far = _FAR
+        self._shown: _TimedFrame | None = None
+        self._next: _TimedFrame | None = None
+        self._far = _SEEK_DISTANCE
 
     @property
     def seconds(self) -> Fraction:
@@ -143,7 +146,7 @@ class _Film:
                 "does not say how long it lasts, as what was recorded live does not; write it anew: "
                 "ffmpeg -i IN -c copy OUT"
             )
-        return Fraction(self._container.duration, _MICROSECONDS)
+        return Fraction(self._container.duration, _MICROSECONDS_PER_SECOND)
 
     def at(self, time: int) -> Any:
         """The frame that is shown at a time; the first or the last one where it is none's."""
@@ -155,7 +158,7 @@ class _Film:
             raise UnusableRecordError("holds no frame that can be decoded: it is damaged or cut")
         if self._shown.frame.is_corrupt:
             raise UnusableRecordError(
-                f"is damaged at {duration(self._shown.time / _MICROSECONDS)}; fetch it again"
+                f"is damaged at {format_duration(self._shown.time / _MICROSECONDS_PER_SECOND)}; fetch it again"
             )
         return self._shown.frame
 
@@ -170,7 +173,7 @@ class _Film:
     def _seek(self, time: int) -> None:
         """Go to the last frame before a time from which decoding can begin."""
         before = self._shown
-        self._begin(self._origin + int(time / _MICROSECONDS / self.stream.time_base))
+        self._begin(self._origin + int(time / _MICROSECONDS_PER_SECOND / self.stream.time_base))
         if self._next is None or self._next.time > time:
             self._begin(self._origin)
         if before is not None and self._next is not None and self._next.time <= before.time:
@@ -182,7 +185,7 @@ class _Film:
         self._coming = self._container.decode(self.stream)
         self._next = self._read()
 
-    def _read(self) -> _Shown | None:
+    def _read(self) -> _TimedFrame | None:
         frame = next(self._coming, None)
         if frame is None:
             return None
@@ -190,21 +193,21 @@ class _Film:
             raise UnusableRecordError(
                 "has frames that do not say when they are shown; write it anew: ffmpeg -i IN OUT.mp4"
             )
-        return _Shown(self._time(frame.pts), frame)
+        return _TimedFrame(self._time(frame.pts), frame)
 
     def _time(self, ticks: int) -> int:
-        return int((ticks - self._origin) * self.stream.time_base * _MICROSECONDS)
+        return int((ticks - self._origin) * self.stream.time_base * _MICROSECONDS_PER_SECOND)
 
 
 @contextmanager
-def _film(content: Content) -> Iterator[_Film]:
-    form = form_of(content.read(0, 64), content.size)
+def _open_video(content: MediaContent) -> Iterator[_VideoDecoder]:
+    form = detect_video_format(content.read(0, 64), content.size)
     try:
         import av  # noqa: PLC0415 - late: only where there are videos
     except ImportError as error:
         raise MissingDependencyError("Videos need PyAV: pip install 'batchloom[video]'.") from error
     try:
-        with av.open(opened(content), format=form, metadata_errors="ignore") as container:
+        with av.open(open_content(content), format=form, metadata_errors="ignore") as container:
             if not container.streams.video:
                 raise UnusableRecordError(
                     "holds no video: it has no pictures, or is cut before it says that it has"
@@ -214,14 +217,14 @@ def _film(content: Content) -> Iterator[_Film]:
                 raise UnusableRecordError("is of a codec that is not there, or damaged")
             # Videos are decoded beside each other, each by one thread.
             stream.codec_context.thread_count = 1
-            yield _Film(container, stream)
+            yield _VideoDecoder(container, stream)
     except av.FFmpegError as error:
         raise UnusableRecordError(
             f"cannot be decoded: it is damaged, cut short, or of a codec that is not there ({error})"
         ) from error
 
 
-def _upright(frame: Any) -> Any:
+def _to_upright_rgb(frame: Any) -> Any:
     """A frame as an RGB image, turned as its video says."""
     picture = frame.to_image()
     return picture.rotate(frame.rotation, expand=True) if frame.rotation else picture

@@ -1,10 +1,13 @@
 from .mixture.mixture_spec import Mixture as Mixture, SourceSpec as SourceSpec, Stage as Stage
 from .mixture.schedule import Schedule as Schedule
-from .order.assumed_lengths import assumed_from as assumed_from
-from .order.document_positions import seen as seen
+from .order.assumed_lengths import parse_assumed_stores as parse_assumed_stores
+from .order.document_positions import find_document_positions as find_document_positions
 from .order.edits import Edit as Edit
 from .order.lane_plan import LanePlan as LanePlan
-from .order.lanes import lane_pool_default as lane_pool_default, lane_stretches as lane_stretches
+from .order.lanes import (
+    choose_lane_pool_size as choose_lane_pool_size,
+    order_lane_ranges as order_lane_ranges,
+)
 from .order.plan import Plan as Plan
 from .order.rank_slices import (
     Mesh as Mesh,
@@ -13,13 +16,13 @@ from .order.rank_slices import (
     slice_indices as slice_indices,
 )
 from .order.row_dealing import (
-    balanced as balanced,
-    imbalance as imbalance,
-    row_costs as row_costs,
-    stretches as stretches,
+    compute_imbalance as compute_imbalance,
+    compute_row_costs as compute_row_costs,
+    deal_balanced as deal_balanced,
+    deal_contiguous as deal_contiguous,
 )
 from .order.state_journal import with_journal as with_journal
-from .packing.packing_bound import least_sequences as least_sequences
+from .packing.packing_bound import compute_min_sequences as compute_min_sequences
 from .packing.permutation import Permutation as Permutation
 from .packing.plan_spec import ORDER_VERSION as ORDER_VERSION, PlanSpec as PlanSpec
 from .packing.pools import Pools as Pools

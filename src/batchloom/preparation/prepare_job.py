@@ -16,66 +16,73 @@ from batchloom.core.errors import (
     StoreConflictError,
     TooManyBadRecordsError,
 )
-from batchloom.core.gc_pause import uncollected
-from batchloom.core.settings import shown
-from batchloom.preparation.phases import base_of, kept_tokenizer, new_inputs
-from batchloom.preparation.prepare_run import Job
-from batchloom.preparation.remote_prepare import run_far
+from batchloom.core.gc_pause import pause_gc
+from batchloom.core.settings import quote_value
+from batchloom.preparation.phases import read_base_manifest, read_tokenizer_state, select_new_inputs
+from batchloom.preparation.prepare_run import PrepareRun
+from batchloom.preparation.remote_prepare import run_remote
 from batchloom.preparation.report import (
     Listener,
     Note,
+    PrepareReport,
     PrepareResult,
     Progress,
-    ReportFacts,
-    beyond,
-    log_notes,
-    read_facts,
-    result_of,
+    log_note,
+    make_result,
+    read_report,
+    subtract_base,
 )
 from batchloom.preparation.request import (
     SETTINGS,
-    Chosen,
-    Given,
-    RecipePlace,
-    choose_appended,
-    choose_recipe,
+    InputArgument,
+    PrepareRequest,
+    RecipeReference,
+    check_same_recipe,
+    describe_remade_store,
     list_inputs,
-    refuse_unlike,
-    same_as,
+    make_append_request,
+    make_request,
 )
 from batchloom.preparation.rerun import (
-    check_apart,
-    check_folder,
-    clear_leftover,
-    finished_store,
-    remove_leftover,
-    seen_before,
+    check_output_folder,
+    check_separate,
+    clear_leftover_work,
+    find_finished_store,
+    previous_detections,
+    remove_leftover_work,
 )
 from batchloom.preparation.settings import (
     DedupRecipe,
     Dtype,
-    Fim,
+    FimRecipe,
     MediaRecipe,
-    Overlong,
+    OverlongPolicy,
     Recipe,
-    allowed_bad,
-    is_path,
+    count_allowed_bad,
+    is_valid_path,
 )
-from batchloom.preparation.synthetic_run import synthetic_input, write_synthetic
+from batchloom.preparation.synthetic_run import parse_synthetic_input, write_synthetic
 from batchloom.preparation.units import SPOOL_NAME, WorkFolder
-from batchloom.preparation.workers import EngineName, Execution, RunSettings
-from batchloom.sources import Listing
+from batchloom.preparation.workers import ExecutionSettings, ExecutorName, RunSettings
+from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool
-from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, changing, read_manifest, writing
+from batchloom.store import (
+    MANIFEST_NAME,
+    WORK_NAME,
+    Manifest,
+    lock_store,
+    read_manifest,
+    wrap_write_errors,
+)
 from batchloom.store.format import QUARANTINE_NAME
 from batchloom.text import CleanStep
 
 
 def prepare(  # noqa: D417 - the fields of the recipes, told there
-    inputs: Given | Sequence[Given] | None = None,
+    inputs: InputArgument | Sequence[InputArgument] | None = None,
     *,
     out: str | os.PathLike[str],
-    recipe: RecipePlace | None = None,
+    recipe: RecipeReference | None = None,
     tokenizer: str | None = None,
     end_token: str | None = None,
     text_field: str | None = None,
@@ -84,7 +91,7 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     split_on: str | None = None,
     normalize: bool | None = None,
     clean: Sequence[CleanStep | str | Mapping[str, Any]] | None = None,
-    fim: Fim | float | Mapping[str, Any] | None = None,
+    fim: FimRecipe | float | Mapping[str, Any] | None = None,
     media: MediaRecipe | Mapping[str, Any] | None = None,
     dedup: DedupRecipe | str | Mapping[str, Any] | None = None,
     tokens_per_shard: int | None = None,
@@ -96,11 +103,11 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     template: str | None = None,
     train_on: TrainOn | None = None,
     max_tokens: int | None = None,
-    overlong: Overlong | None = None,
+    overlong: OverlongPolicy | None = None,
     prove: bool | None = None,
     follow_links: bool | None = None,
     workers: int | Literal["auto"] = "auto",
-    engine: EngineName = "pool",
+    engine: ExecutorName = "pool",
     address: str | None = None,
     memory_per_worker: int | None = None,
     append: bool = False,
@@ -129,11 +136,11 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
             see :class:`Recipe`; without a tokenizer the one a manifest names, else the processor's own, else ``gpt2``.
         dedup: see :class:`DedupRecipe`; ``exact`` unless texts are cut into lines or paragraphs.
         text_field, mapping, ignore, split_on, normalize, clean, fim: see :class:`ReadRecipe`; a number is the rate
-            of a :class:`Fim`.
+            of a :class:`FimRecipe`.
         media: the settings of a :class:`MediaRecipe`, ``{"processor": FOLDER}`` at least: then conversations
             may hold images and audio.
         template, train_on, max_tokens, overlong, prove: see :class:`ChatRecipe`.
-        workers, engine, address, memory_per_worker: see :class:`Execution`.
+        workers, engine, address, memory_per_worker: see :class:`ExecutionSettings`.
         append, restart, hash_inputs, dry_run, streaming, work: see :class:`RunSettings`.
         progress: is called with a :class:`Note` or a :class:`Progress`, some times a second; what it
             raises stops the job. Without it, notes go to the log ``batchloom``.
@@ -145,11 +152,13 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
     """
     asked = locals()
     options = {name: asked[name] for name in SETTINGS}
-    choose = partial(choose_appended, out=out) if append else choose_recipe
+    choose = partial(make_append_request, out=out) if append else make_request
     chosen = choose(inputs, options, recipe)
-    if not is_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
-        raise SettingsError([f"out: {shown(out)} is no path; name the folder of the store"])
-    execution = Execution(workers=workers, engine=engine, address=address, memory=memory_per_worker)
+    if not is_valid_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
+        raise SettingsError([f"out: {quote_value(out)} is no path; name the folder of the store"])
+    execution = ExecutionSettings(
+        workers=workers, engine=engine, address=address, memory=memory_per_worker
+    )
     settings = RunSettings(
         execution=execution,
         append=append,
@@ -159,11 +168,11 @@ def prepare(  # noqa: D417 - the fields of the recipes, told there
         streaming=streaming,
         work=None if work is None else Path(work),
     )
-    return run_chosen(chosen, folder, progress or log_notes, settings)
+    return run_request(chosen, folder, progress or log_note, settings)
 
 
-def run_chosen(
-    chosen: Chosen, out: str, listener: Listener, settings: RunSettings
+def run_request(
+    chosen: PrepareRequest, out: str, listener: Listener, settings: RunSettings
 ) -> PrepareResult:
     """Carry out a job as it was asked for, into a folder of this machine or a URL; see :func:`prepare`.
 
@@ -173,24 +182,24 @@ def run_chosen(
         if settings.append:
             raise SettingsError(
                 [
-                    f"append: {shown(out)} lies elsewhere, and only a store of this machine is appended to"
+                    f"append: {quote_value(out)} lies elsewhere, and only a store of this machine is appended to"
                 ]
             )
         if chosen.partial:
             raise InputError(chosen.partial)
-        make = partial(_make_listed, how=_How(settings, chosen.kept))
-        return run_far(chosen, out, listener, make, settings)
+        make = partial(_make_store, how=_JobOptions(settings, chosen.kept))
+        return run_remote(chosen, out, listener, make, settings)
     if settings.work is not None:
         raise SettingsError(
             [
-                f"work: {shown(str(settings.work))} is for a store elsewhere (--out s3://...); leave it out"
+                f"work: {quote_value(str(settings.work))} is for a store elsewhere (--out s3://...); leave it out"
             ]
         )
     if chosen.partial and not settings.append:
         raise InputError(chosen.partial)
     result = run_recipe(chosen.recipe, Path(out), listener, chosen=chosen, settings=settings)
     # A dry run leaves no store to compare.
-    told = "" if settings.dry_run else same_as(Path(out), chosen.store)
+    told = "" if settings.dry_run else describe_remade_store(Path(out), chosen.store)
     if not told:
         return result
     listener(Note(told))
@@ -202,7 +211,7 @@ def run_recipe(
     out: Path,
     listener: Listener,
     *,
-    chosen: Chosen | None = None,
+    chosen: PrepareRequest | None = None,
     settings: RunSettings | None = None,
 ) -> PrepareResult:
     """Carry out a recipe into ``out``; see :func:`prepare`.
@@ -215,29 +224,31 @@ def run_recipe(
         settings: how the job is run.
     """
     began, settings = time.perf_counter(), settings or RunSettings()
-    if made_up := synthetic_input(recipe.inputs):
+    if made_up := parse_synthetic_input(recipe.inputs):
         return write_synthetic(made_up, recipe, out, listener)
-    check_apart(recipe.inputs, out)
-    told, kept = (chosen.announced, chosen.kept) if chosen is not None else ((), None)
-    with writing(out):
+    check_separate(recipe.inputs, out)
+    told, kept = (chosen.initial_notes, chosen.kept) if chosen is not None else ((), None)
+    with wrap_write_errors(out):
         there = (out / MANIFEST_NAME).exists()
     if not there:
         # Before anything is laid into it.
-        check_folder(out)
+        check_output_folder(out)
     with Spool(out / WORK_NAME / SPOOL_NAME) as spool:
         streaming = settings.streaming
-        with uncollected():
-            report = read_facts(out)
+        with pause_gc():
+            report = read_report(out)
             # A file may be of another kind than it was, under its old size and time.
-            seen = {} if settings.hash_inputs else seen_before(report, recipe)
+            seen = {} if settings.hash_inputs else previous_detections(report, recipe)
             listing = list_inputs(recipe, spool, exclude=out, streaming=streaming, seen=seen)
         listing = replace(listing, notes=(*told, *listing.notes))
-        how = _How(settings, kept, report, base_of(out) if settings.append else None)
-        return _make_listed(recipe, out, listing, spool, listener, began, how)
+        how = _JobOptions(
+            settings, kept, report, read_base_manifest(out) if settings.append else None
+        )
+        return _make_store(recipe, out, listing, spool, listener, began, how)
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class _JobOptions:
     """How listed inputs become a store.
 
     Attributes:
@@ -249,63 +260,63 @@ class _How:
 
     settings: RunSettings
     kept: Mapping[str, Any] | None = None
-    report: ReportFacts | None = None
+    report: PrepareReport | None = None
     base: Manifest | None = None
 
 
-def _make_listed(
+def _make_store(
     recipe: Recipe,
     out: Path,
-    listing: Listing,
+    listing: SourceListing,
     spool: Spool,
     listener: Listener,
     began: float,
-    how: _How,
+    how: _JobOptions,
 ) -> PrepareResult:
     """Make the store of inputs that are listed."""
-    appended = _append(recipe, out, listing, spool, listener, began, how)
+    appended = _append_generation(recipe, out, listing, spool, listener, began, how)
     if appended is not None:
         return appended
     if how.settings.append:
         note = f"There is no store at {out} yet: it is made, with the tokenizer {recipe.tokenizer}."
         listing = replace(listing, notes=(*listing.notes, note))
-    done = _done_before(recipe, out, listing, began, how)
+    done = _find_finished_job(recipe, out, listing, began, how)
     if done is not None:
-        remove_leftover(out, done.generation)
+        remove_leftover_work(out, done.generation)
         return done
     with WorkFolder(out) as work:
         # Another run may have ended since.
-        done = _done_before(recipe, out, listing, began, how)
+        done = _find_finished_job(recipe, out, listing, began, how)
         if done is not None:
-            clear_leftover(work, done.generation)
+            clear_leftover_work(work, done.generation)
             return done
         spool.sweep()
-        return Job(work, recipe, listing, listener, how.settings, began).run(how.kept)
+        return PrepareRun(work, recipe, listing, listener, how.settings, began).run(how.kept)
 
 
-def _append(
+def _append_generation(
     recipe: Recipe,
     out: Path,
-    listing: Listing,
+    listing: SourceListing,
     spool: Spool,
     listener: Listener,
     began: float,
-    how: _How,
+    how: _JobOptions,
 ) -> PrepareResult | None:
     """Make a new generation of a store of those inputs that it does not hold yet; None where there is no store."""
     base = how.base
     if base is None:
         return None
-    refuse_unlike(recipe, base, out, how.kept)
-    listing = new_inputs(listing, base, out, hashed=how.settings.hash_inputs)
+    check_same_recipe(recipe, base, out, how.kept)
+    listing = select_new_inputs(listing, base, out, hashed=how.settings.hash_inputs)
     if not listing.sources:
-        remove_leftover(out, base.generation)
+        remove_leftover_work(out, base.generation)
         for note in listing.notes:
             listener(Note(note))
         seconds = time.perf_counter() - began
-        result = result_of(out, base, seconds=seconds, already_done=True, notes=listing.notes)
-        return beyond(result, base)
-    with changing(out):
+        result = make_result(out, base, seconds=seconds, already_done=True, notes=listing.notes)
+        return subtract_base(result, base)
+    with lock_store(out):
         # Who would change the store sees from here on that a job is at work in it.
         work = WorkFolder(out)
     with work:
@@ -314,27 +325,27 @@ def _append(
                 f"{out} has become generation {newest} since this run looked at it; give the command again."
             )
         spool.sweep()
-        clear_leftover(work, base.generation)
-        job = Job(work, recipe, listing, listener, how.settings, began, base)
-        return job.run(kept_tokenizer(out))
+        clear_leftover_work(work, base.generation)
+        job = PrepareRun(work, recipe, listing, listener, how.settings, began, base)
+        return job.run(read_tokenizer_state(out))
 
 
-def _done_before(
-    recipe: Recipe, out: Path, listing: Listing, began: float, how: _How
+def _find_finished_job(
+    recipe: Recipe, out: Path, listing: SourceListing, began: float, how: _JobOptions
 ) -> PrepareResult | None:
     """The result of a job that is finished already; None where there is work to do."""
     report = how.report
-    with uncollected():
+    with pause_gc():
         hashed = how.settings.hash_inputs
-        manifest = finished_store(out, recipe, listing, report, how.kept, hashed=hashed)
+        manifest = find_finished_store(out, recipe, listing, report, how.kept, hashed=hashed)
     if manifest is None:
         return None
     bad, records = manifest.counts.quarantined, manifest.counts.records
-    if bad > allowed_bad(recipe.max_bad, records):
+    if bad > count_allowed_bad(recipe.max_bad, records):
         raise TooManyBadRecordsError(
             f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "
             f"allows; they stand in {out / QUARANTINE_NAME}. Mend the input, or give the budget it was made with."
         )
     note = report.engine_note if report else ""
     seconds = time.perf_counter() - began
-    return result_of(out, manifest, engine_note=note, seconds=seconds, already_done=True)
+    return make_result(out, manifest, engine_note=note, seconds=seconds, already_done=True)

@@ -14,16 +14,23 @@ from typing import Any, NamedTuple, final
 import msgspec
 
 from batchloom.core.errors import StoreConflictError, StoreError
-from batchloom.core.files import NOT_JSON
-from batchloom.core.partial_files import ASIDE
-from batchloom.preparation.rerun import job_differences
+from batchloom.core.files import JSON_DECODE_ERRORS
+from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.preparation.rerun import describe_job_differences
 from batchloom.preparation.settings import Recipe
-from batchloom.preparation.units import JobFacts
-from batchloom.remote import FarFile, FarFolder
-from batchloom.store import MANIFEST_NAME, PAGE_NAME, REPORT_NAME, WORK_NAME, Manifest, writing
+from batchloom.preparation.units import JobIdentity
+from batchloom.remote import RemoteFile, RemoteFolder
+from batchloom.store import (
+    MANIFEST_NAME,
+    PAGE_NAME,
+    REPORT_NAME,
+    WORK_NAME,
+    Manifest,
+    wrap_write_errors,
+)
 from batchloom.store.format import (
+    LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
-    LENGTHS_SUMS_NAME,
     PROCESSOR_NAME,
     QUARANTINE_NAME,
     SHARD_NAME,
@@ -35,7 +42,7 @@ from batchloom.store.write import make_folder
 
 OWNER_NAME = f"{WORK_NAME}/job.json"
 # What a job sends: nothing else is deleted for another one.
-_OF_STORE = re.compile(
+_STORE_FILE = re.compile(
     "|".join(
         [
             *map(
@@ -45,26 +52,26 @@ _OF_STORE = re.compile(
                     *(QUARANTINE_NAME, REPORT_NAME, PAGE_NAME),
                 ),
             ),
-            rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{re.escape(LENGTHS_SUMS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
+            rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{re.escape(LENGTHS_CHECKSUMS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
         ]
     )
 )
-_SHOWN = 3
-_FILES_AT_ONCE = 4
-_SECONDS_BETWEEN = 0.5
+_MAX_LISTED = 3
+_REMOTE_THREADS = 4
+_WAIT_SECONDS = 0.5
 
 
-class Owner(msgspec.Struct, frozen=True):
+class StoreOwner(msgspec.Struct, frozen=True):
     """The object that names the job a growing store belongs to.
 
     ``tokenizer`` is the fingerprint of a tokenizer that lies in a file; None for others.
     """
 
-    job: JobFacts
+    job: JobIdentity
     tokenizer: str | None = None
 
 
-class Uploaded(NamedTuple):
+class UploadRecord(NamedTuple):
     """What is known of a file that lies elsewhere: its name there, its bytes, how it was listed, and its time here."""
 
     name: str
@@ -73,7 +80,7 @@ class Uploaded(NamedTuple):
     mtime_ns: int
 
 
-def upload_order(names: Iterable[str]) -> list[str]:
+def sort_for_upload(names: Iterable[str]) -> list[str]:
     """The files of a finished store in the order they go elsewhere: subsets, what says more of them, the manifest.
 
     What is no file of a store (work, files half written, hidden ones) is left out.
@@ -82,7 +89,8 @@ def upload_order(names: Iterable[str]) -> list[str]:
     kept = [
         name
         for name in names
-        if not name.endswith(ASIDE) and not any(one.startswith(".") for one in name.split("/"))
+        if not name.endswith(PARTIAL_SUFFIX)
+        and not any(one.startswith(".") for one in name.split("/"))
     ]
 
     def rank(name: str) -> tuple[bool, int, str]:
@@ -91,10 +99,10 @@ def upload_order(names: Iterable[str]) -> list[str]:
     return sorted(kept, key=rank)
 
 
-def claim(
-    far: FarFolder,
-    files: dict[str, FarFile],
-    owner: Owner,
+def claim_folder(
+    far: RemoteFolder,
+    files: dict[str, RemoteFile],
+    owner: StoreOwner,
     recipe: Recipe | None,
     *,
     restart: bool = False,
@@ -117,19 +125,19 @@ def claim(
     data = far.read(OWNER_NAME) if OWNER_NAME in files else None
     if data is None:
         if strange := sorted(files):
-            some = ", ".join(name or "a file of that name" for name in strange[:_SHOWN])
-            more = ", ..." if len(strange) > _SHOWN else ""
+            some = ", ".join(name or "a file of that name" for name in strange[:_MAX_LISTED])
+            more = ", ..." if len(strange) > _MAX_LISTED else ""
             raise StoreConflictError(
                 f"{far.shown} is not empty ({some}{more}) and no store; choose another --out."
             )
         data = far.create(OWNER_NAME, msgspec.json.encode(owner))
-    elif restart and _differences(data, owner, recipe):
-        data = _take_over(far, owner)
-    _refuse_other(far, data, owner, recipe)
+    elif restart and _describe_owner_differences(data, owner, recipe):
+        data = _take_over_claim(far, owner)
+    _check_same_job(far, data, owner, recipe)
 
 
-def still_ours(far: FarFolder, owner: Owner, recipe: Recipe | None) -> None:
-    """Make sure that nobody has taken a folder elsewhere from this job; see :func:`claim`.
+def check_ownership(far: RemoteFolder, owner: StoreOwner, recipe: Recipe | None) -> None:
+    """Make sure that nobody has taken a folder elsewhere from this job; see :func:`claim_folder`.
 
     Raises:
         StoreConflictError: it is another job's now.
@@ -137,10 +145,10 @@ def still_ours(far: FarFolder, owner: Owner, recipe: Recipe | None) -> None:
     """
     # Nobody's it is where the same job has just ended on another machine.
     if (data := far.read(OWNER_NAME)) is not None:
-        _refuse_other(far, data, owner, recipe)
+        _check_same_job(far, data, owner, recipe)
 
 
-def give_back(far: FarFolder, owner: Owner) -> None:
+def release_claim(far: RemoteFolder, owner: StoreOwner) -> None:
     """Leave nothing in a folder elsewhere that holds this job's claim and nothing else.
 
     Raises:
@@ -151,54 +159,56 @@ def give_back(far: FarFolder, owner: Owner) -> None:
         far.delete(OWNER_NAME)
 
 
-def _refuse_other(far: FarFolder, data: bytes, owner: Owner, recipe: Recipe | None) -> None:
-    if differences := _differences(data, owner, recipe):
+def _check_same_job(
+    far: RemoteFolder, data: bytes, owner: StoreOwner, recipe: Recipe | None
+) -> None:
+    if differences := _describe_owner_differences(data, owner, recipe):
         raise StoreConflictError(
             f"{far.shown} holds unfinished work of another job ({differences}); give --restart to begin anew, or "
             "choose another --out."
         )
 
 
-def _differences(data: bytes, owner: Owner, recipe: Recipe | None) -> str:
+def _describe_owner_differences(data: bytes, owner: StoreOwner, recipe: Recipe | None) -> str:
     """How the job that a claim names differs from this one; empty where it is the same."""
     try:
-        found = msgspec.json.decode(data, type=Owner)
-        differences = job_differences(found.job, owner.job, recipe, found.tokenizer)
+        found = msgspec.json.decode(data, type=StoreOwner)
+        differences = describe_job_differences(found.job, owner.job, recipe, found.tokenizer)
         if not differences and found.job.recipe != msgspec.to_builtins(owner.job.recipe):
             differences = "its recipe is another one"
-    except NOT_JSON:
+    except JSON_DECODE_ERRORS:
         differences = "it was begun by another version of batchloom"
     return differences
 
 
-def _take_over(far: FarFolder, owner: Owner) -> bytes:
+def _take_over_claim(far: RemoteFolder, owner: StoreOwner) -> bytes:
     """Delete what another job has sent, and put this job's claim in the place of its own; the claim that lies there."""
     # Since it was looked at first, all inputs may have been read.
     files = far.files()
-    if far_manifest(far, files) is not None:
+    if read_remote_manifest(far, files) is not None:
         raise StoreConflictError(
             f"Another run has just finished a store in {far.shown}; choose another --out."
         )
     # What is claimed last stands to the end, so that whoever is stopped here can begin anew again.
-    _delete_sent(far, files)
+    _delete_sent_files(far, files)
     far.delete(OWNER_NAME)
     claims = msgspec.json.encode(owner)
     data = far.create(OWNER_NAME, claims)
     if data == claims:
         # The other job, if it is at work, stops before its manifest; what it sent meanwhile is no whole store.
-        _delete_sent(far, far.files())
+        _delete_sent_files(far, far.files())
     return data
 
 
-def _delete_sent(far: FarFolder, files: Iterable[str]) -> None:
+def _delete_sent_files(far: RemoteFolder, files: Iterable[str]) -> None:
     """Delete the files of a store; what else somebody put beside them stays."""
-    sent = [name for name in files if _OF_STORE.fullmatch(name)]
-    with ThreadPoolExecutor(_FILES_AT_ONCE, "deletes") as pool:
+    sent = [name for name in files if _STORE_FILE.fullmatch(name)]
+    with ThreadPoolExecutor(_REMOTE_THREADS, "deletes") as pool:
         for _ in pool.map(far.delete, sent):
             pass
 
 
-def far_manifest(far: FarFolder, files: dict[str, FarFile]) -> Manifest | None:
+def read_remote_manifest(far: RemoteFolder, files: dict[str, RemoteFile]) -> Manifest | None:
     """The manifest of the store in a folder elsewhere; None where there is none that is finished.
 
     Raises:
@@ -218,7 +228,7 @@ def far_manifest(far: FarFolder, files: dict[str, FarFile]) -> Manifest | None:
 
 
 @final
-class Uploads:
+class StoreUploader:
     """What of a job's files lies elsewhere; what is known to lie there is not sent again.
 
     Its methods may be called from several threads.
@@ -229,16 +239,16 @@ class Uploads:
         record: a file of this machine in which it is kept what was sent.
     """
 
-    def __init__(self, far: FarFolder, files: dict[str, FarFile], record: Path) -> None:
+    def __init__(self, far: RemoteFolder, files: dict[str, RemoteFile], record: Path) -> None:
         self._far, self._files, self._record = far, dict(files), record
         self._lock = threading.Lock()
-        self._known = _recorded(record)
+        self._known = _read_upload_log(record)
         make_folder(record.parent)
 
     def known(self, name: str) -> bool:
         """Whether a file that need not be here any more was sent, and lies there as it was sent."""
         sent, found = self._known.get(name), self._files.get(name)
-        return sent is not None and found == FarFile(sent.size, sent.mark)
+        return sent is not None and found == RemoteFile(sent.size, sent.mark)
 
     def stop(self) -> None:
         """Try nothing again from now on."""
@@ -250,7 +260,7 @@ class Uploads:
         Raises:
             OutputError: it cannot be sent.
         """
-        with writing(local):
+        with wrap_write_errors(local):
             status = local.stat()
         if self.known(name) and self._known[name][1::2] == (status.st_size, status.st_mtime_ns):
             return False
@@ -261,29 +271,29 @@ class Uploads:
             now = self._far.upload(local, name)
         with self._lock:
             self._files[name] = now
-            self._known[name] = Uploaded(name, now.size, now.mark, status.st_mtime_ns)
-            with writing(self._record), self._record.open("ab") as file:
+            self._known[name] = UploadRecord(name, now.size, now.mark, status.st_mtime_ns)
+            with wrap_write_errors(self._record), self._record.open("ab") as file:
                 file.write(msgspec.json.encode(self._known[name]) + b"\n")
         return not there
 
 
-def _recorded(record: Path) -> dict[str, Uploaded]:
+def _read_upload_log(record: Path) -> dict[str, UploadRecord]:
     """What an earlier run sent; a line that a kill cut off says nothing."""
     known = {}
-    with writing(record):
+    with wrap_write_errors(record):
         lines = record.read_bytes().splitlines() if record.exists() else []
     for line in lines:
         try:
-            one = msgspec.json.decode(line, type=Uploaded)
-        except NOT_JSON:
+            one = msgspec.json.decode(line, type=UploadRecord)
+        except JSON_DECODE_ERRORS:
             continue
         known[one.name] = one
     return known
 
 
-def publish(
+def publish_store(
     store: Path,
-    uploads: Uploads,
+    uploads: StoreUploader,
     tell: Callable[[int, int, int], Any],
     before_last: Callable[[], Any] = lambda: None,
 ) -> None:
@@ -298,18 +308,18 @@ def publish(
     Raises:
         OutputError: it cannot be sent; what was sent stays.
     """
-    with writing(store):
+    with wrap_write_errors(store):
         places = [path for path in store.rglob("*") if path.is_file()]
-        names = upload_order(path.relative_to(store).as_posix() for path in places)
+        names = sort_for_upload(path.relative_to(store).as_posix() for path in places)
         sizes = {name: (store / name).stat().st_size for name in names}
     total, done, found = sum(sizes.values()), 0, 0
     tell(done, total, found)
     *first, last = names
-    with ThreadPoolExecutor(_FILES_AT_ONCE, "uploads") as pool:
+    with ThreadPoolExecutor(_REMOTE_THREADS, "uploads") as pool:
         waiting = {pool.submit(uploads.send, store / name, name): name for name in first}
         try:
             while waiting:
-                ready, _ = wait(waiting, return_when=FIRST_EXCEPTION, timeout=_SECONDS_BETWEEN)
+                ready, _ = wait(waiting, return_when=FIRST_EXCEPTION, timeout=_WAIT_SECONDS)
                 for one in ready:
                     size = sizes[waiting.pop(one)]
                     done, found = done + size, found + (0 if one.result() else size)

@@ -8,31 +8,31 @@ from typing import Any
 import msgspec
 import xxhash
 
-from batchloom.core.addresses import is_far, is_url, shown
+from batchloom.core.addresses import is_url, is_url_or_stdin, redact_url
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import absolute, printable, refuse_url
-from batchloom.preparation.report import ReportedSource, ReportFacts, read_facts
+from batchloom.core.files import decode_file_name, make_absolute, refuse_url
+from batchloom.preparation.report import PrepareReport, ReportedSource, read_report
 from batchloom.preparation.settings import (
     Recipe,
-    recipe_differences,
-    recipe_fingerprint,
-    recipe_plain,
+    compute_recipe_fingerprint,
+    list_recipe_differences,
+    recipe_to_plain,
 )
-from batchloom.preparation.units import WORK_VERSION, JobFacts, WorkFolder, source_hash
-from batchloom.sources import Listing, PartStream, fixed_part
-from batchloom.sources.files import Seen, Source
-from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, writing
+from batchloom.preparation.units import WORK_VERSION, JobIdentity, WorkFolder, combine_part_hashes
+from batchloom.sources import PartStream, SourceListing, strip_wildcard_part
+from batchloom.sources.files import DetectedFile, Source
+from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, wrap_write_errors
 from batchloom.store.format import GenerationEntry, SourceEntry
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
-_SHOWN = 3
+_MAX_LISTED = 3
 
 
-def finished_store(
+def find_finished_store(
     out: Path,
     recipe: Recipe,
-    listing: Listing,
-    report: ReportFacts | None,
+    listing: SourceListing,
+    report: PrepareReport | None,
     kept: Mapping[str, Any] | None = None,
     *,
     hashed: bool = False,
@@ -53,58 +53,62 @@ def finished_store(
         StoreConflictError: there is one, of another recipe or of other inputs.
         StoreError: there is one, and it is damaged.
     """
-    with writing(out):
+    with wrap_write_errors(out):
         if not (out / MANIFEST_NAME).exists():
             return None
     manifest = read_manifest(out)
     steps = [entry for entry in manifest.all_history if entry.reads] or [*manifest.all_history[:1]]
     # What made it first may be given again when it has grown, and what made it grow, too.
     for entry in steps[1:]:
-        told = read_facts(out, entry.number)
-        made = _as_made(manifest, entry)
-        if not _differences(made, told, recipe, listing, kept, hashed=hashed):
+        told = read_report(out, entry.number)
+        made = _as_generation(manifest, entry)
+        if not _list_job_differences(made, told, recipe, listing, kept, hashed=hashed):
             return manifest
-    made = _as_made(manifest, steps[0])
-    if len(steps) > 1 and not hashed and _all_there(out, made, steps, recipe, listing, kept):
+    made = _as_generation(manifest, steps[0])
+    if (
+        len(steps) > 1
+        and not hashed
+        and _covers_all_inputs(out, made, steps, recipe, listing, kept)
+    ):
         return manifest
-    refuse_other_job(f"{out}", made, report, recipe, listing, kept, hashed=hashed)
+    check_same_finished_job(f"{out}", made, report, recipe, listing, kept, hashed=hashed)
     return manifest
 
 
-def _all_there(
+def _covers_all_inputs(
     out: Path,
     made: Manifest,
     steps: Sequence[GenerationEntry],
     recipe: Recipe,
-    listing: Listing,
+    listing: SourceListing,
     kept: Mapping[str, Any] | None,
 ) -> bool:
     """Whether a job differs from the one that made a store by nothing but inputs that were appended since."""
-    if recipe_differences(made.recipe, _comparable(made.recipe, recipe)):
+    if list_recipe_differences(made.recipe, _comparable_recipe(made.recipe, recipe)):
         return False
-    if _tokenizer_differences(recipe, made.tokenizer.fingerprint, kept):
+    if _list_tokenizer_differences(recipe, made.tokenizer.fingerprint, kept):
         return False
-    reports = [told for entry in steps if (told := read_facts(out, entry.number))]
+    reports = [told for entry in steps if (told := read_report(out, entry.number))]
     there = {(one.path, one.bytes, one.mtime_ns) for told in reports for one in told.sources}
-    listed = {(one.path, one.bytes, one.mtime_ns) for one in report_sources(listing.sources)}
+    listed = {(one.path, one.bytes, one.mtime_ns) for one in make_report_sources(listing.sources)}
     # Of what was read first all names are there still: a file less is another job.
     first = {one.name for one in made.sources}
     return listed <= there and first <= {source.name for source in listing.sources}
 
 
-def _as_made(manifest: Manifest, entry: GenerationEntry) -> Manifest:
+def _as_generation(manifest: Manifest, entry: GenerationEntry) -> Manifest:
     """A manifest with the recipe and the sources of one of its generations alone."""
     return msgspec.structs.replace(
-        manifest, recipe=entry.recipe, sources=manifest.sources_of(entry)
+        manifest, recipe=entry.recipe, sources=manifest.list_sources_of(entry)
     )
 
 
-def refuse_other_job(
+def check_same_finished_job(
     place: str,
     manifest: Manifest,
-    report: ReportFacts | None,
+    report: PrepareReport | None,
     recipe: Recipe,
-    listing: Listing,
+    listing: SourceListing,
     kept: Mapping[str, Any] | None = None,
     *,
     hashed: bool = False,
@@ -123,32 +127,35 @@ def refuse_other_job(
     Raises:
         StoreConflictError: it is of another recipe or of other inputs; says what differs.
     """
-    if differences := _differences(manifest, report, recipe, listing, kept, hashed=hashed):
+    if differences := _list_job_differences(manifest, report, recipe, listing, kept, hashed=hashed):
         raise StoreConflictError(
-            f"{place} holds a finished store of another job ({_shown(differences)}); choose another --out, "
+            f"{place} holds a finished store of another job ({_format_differences(differences)}); choose another "
+            f"--out, "
             "or delete that folder; what is new can be added to it with --append."
         )
 
 
-def _differences(
+def _list_job_differences(
     manifest: Manifest,
-    report: ReportFacts | None,
+    report: PrepareReport | None,
     recipe: Recipe,
-    listing: Listing,
+    listing: SourceListing,
     kept: Mapping[str, Any] | None,
     *,
     hashed: bool,
 ) -> list[str]:
     """How a job differs from the one that a manifest is of, in a few words each."""
-    differences = recipe_differences(manifest.recipe, _comparable(manifest.recipe, recipe))
-    differences += _tokenizer_differences(recipe, manifest.tokenizer.fingerprint, kept)
-    same = report is not None and _same_files(report.sources, listing.sources)
+    differences = list_recipe_differences(
+        manifest.recipe, _comparable_recipe(manifest.recipe, recipe)
+    )
+    differences += _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, kept)
+    same = report is not None and _are_same_files(report.sources, listing.sources)
     if not same:
-        differences += _source_differences(manifest.sources, listing.sources)
+        differences += _list_source_differences(manifest.sources, listing.sources)
     if not differences and (hashed or not same):
-        differences = _content_differences(manifest, report, listing.sources, hashed=hashed)
+        differences = _list_content_differences(manifest, report, listing.sources, hashed=hashed)
     if not differences:
-        differences = _kind_differences(
+        differences = _list_kind_differences(
             [one.kind for one in manifest.sources],
             [one.kind for one in listing.sources],
             [one.name for one in listing.sources],
@@ -156,12 +163,12 @@ def _differences(
     return differences
 
 
-def _comparable(then: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+def _comparable_recipe(then: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as a finished store's manifest would hold it.
 
     A store of a version that did not balance its subsets is finished, and stays as it is.
     """
-    plain = recipe_plain(recipe)
+    plain = recipe_to_plain(recipe)
     return (
         plain
         if "balance_subsets" in then
@@ -169,39 +176,41 @@ def _comparable(then: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     )
 
 
-def seen_before(report: ReportFacts | None, recipe: Recipe) -> dict[str, Seen]:
+def previous_detections(report: PrepareReport | None, recipe: Recipe) -> dict[str, DetectedFile]:
     """What inputs were found to be, by absolute path, when this recipe made the store of a report.
 
     With it a hundred thousand files are listed anew in a second, without opening one.
     """
-    if report is None or report.recipe_fingerprint != recipe_fingerprint(recipe):
+    if report is None or report.recipe_fingerprint != compute_recipe_fingerprint(recipe):
         return {}
     if any(source.form for source in recipe.sources):
         # What somebody says of an input has a say in what its files are.
         return {}
     return {
-        source.path: Seen(source.bytes, source.mtime_ns, source.kind, source.compression or None)
+        source.path: DetectedFile(
+            source.bytes, source.mtime_ns, source.kind, source.compression or None
+        )
         for source in report.sources
         # Bytes that are no UTF-8 were replaced, and such a path may be that of another file.
         if source.kind and "\ufffd" not in source.path
     }
 
 
-def check_apart(inputs: Sequence[str], out: Path) -> None:
+def check_separate(inputs: Sequence[str], out: Path) -> None:
     """Refuse an output folder that is, or holds, an input.
 
     Raises:
         StoreConflictError: names the input.
     """
-    with writing(out):
+    with wrap_write_errors(out):
         if not out.is_dir():
             return
     folder = os.path.realpath(out)
     for given in inputs:
         # What is not here, on the Hub perhaps, lies in no folder.
-        if is_far(given) or not os.path.lexists(fixed_part(given)):
+        if is_url_or_stdin(given) or not os.path.lexists(strip_wildcard_part(given)):
             continue
-        place = os.path.realpath(fixed_part(given))
+        place = os.path.realpath(strip_wildcard_part(given))
         if place == folder:
             raise StoreConflictError(
                 f"--out {out} is the folder of the input {given} itself; choose another --out, beside or below it."
@@ -212,7 +221,7 @@ def check_apart(inputs: Sequence[str], out: Path) -> None:
             )
 
 
-def check_folder(out: Path) -> None:
+def check_output_folder(out: Path) -> None:
     """Refuse a folder that holds something else than this job's work.
 
     Raises:
@@ -220,21 +229,22 @@ def check_folder(out: Path) -> None:
         InputError: it is a URL.
     """
     refuse_url(out, "The output")
-    with writing(out):
+    with wrap_write_errors(out):
         if not out.is_dir() or (out / WORK_NAME).is_dir():
             return
         strange = sorted(path.name for path in out.iterdir())
     if strange:
         raise StoreConflictError(
-            f"{out} is not empty ({', '.join(strange[:_SHOWN])}{', ...' if len(strange) > _SHOWN else ''}) and "
+            f"{out} is not empty "
+            f"({', '.join(strange[:_MAX_LISTED])}{', ...' if len(strange) > _MAX_LISTED else ''}) and "
             "no store; choose another --out."
         )
 
 
-def begin_or_go_on(
+def begin_or_resume(
     work: WorkFolder,
     recipe: Recipe,
-    job: JobFacts,
+    job: JobIdentity,
     kept: Mapping[str, Any] | None = None,
     *,
     restart: bool = False,
@@ -249,13 +259,13 @@ def begin_or_go_on(
             version.
     """
     found, results = work.job(), work.has_results()
-    if found is None or not (results or work.has_learned()):
+    if found is None or not (results or work.has_learned_tokenizer()):
         work.clear()
         work.begin(job)
         return
     state = work.tokenizer_state()
     fingerprint = None if state is None else str(state.get("fingerprint"))
-    differences = job_differences(found, job, recipe, fingerprint, kept)
+    differences = describe_job_differences(found, job, recipe, fingerprint, kept)
     if differences and results and not restart:
         raise StoreConflictError(
             f"{work.out} holds unfinished work of another job ({differences}); give --restart to begin anew (units "
@@ -266,9 +276,9 @@ def begin_or_go_on(
         work.begin(job)
 
 
-def job_facts(
-    recipe: Recipe, listing: Listing, constants: list[int], content: list[str], base: int = 0
-) -> JobFacts:
+def make_job_identity(
+    recipe: Recipe, listing: SourceListing, constants: list[int], content: list[str], base: int = 0
+) -> JobIdentity:
     """What a job is known by while it is not finished.
 
     Args:
@@ -278,9 +288,9 @@ def job_facts(
         content: the hashes of its sources, if they were made.
         base: the generation that it appends to; 0 for none.
     """
-    return JobFacts(
+    return JobIdentity(
         work_version=WORK_VERSION,
-        recipe=recipe_plain(recipe),
+        recipe=recipe_to_plain(recipe),
         constants=constants,
         sources=[
             (source.name, source.size, 0 if content else source.mtime_ns)
@@ -292,9 +302,9 @@ def job_facts(
     )
 
 
-def job_differences(
-    found: JobFacts,
-    job: JobFacts,
+def describe_job_differences(
+    found: JobIdentity,
+    job: JobIdentity,
     recipe: Recipe | None,
     tokenizer: str | None,
     kept: Mapping[str, Any] | None = None,
@@ -308,31 +318,33 @@ def job_differences(
         tokenizer: the fingerprint of the unfinished one's tokenizer; None where it has none yet.
         kept: the state of this one's tokenizer, where it is not to be found by the recipe.
     """
-    differences = recipe_differences(found.recipe, job.recipe)
+    differences = list_recipe_differences(found.recipe, job.recipe)
     if recipe is not None and tokenizer is not None:
-        differences += _tokenizer_differences(recipe, tokenizer, kept)
+        differences += _list_tokenizer_differences(recipe, tokenizer, kept)
     if bool(found.content) != bool(job.content):
         given = "is given now, and was not" if job.content else "was given, and is not now"
         differences.append(f"--hash-inputs {given}: contents cannot be compared")
-        return _shown(differences)
+        return _format_differences(differences)
     if found.sources == job.sources and found.content != job.content:
         pairs = zip(found.content, job.content, job.sources, strict=False)
         changed = [name for old, new, (name, _, _) in pairs if old != new]
         differences.append(f"inputs: {changed[0] if changed else 'one'} has other content")
     if found.sources != job.sources:
-        differences += _listed_differences(found.sources, job.sources)
+        differences += _list_input_differences(found.sources, job.sources)
     elif found.work_version == job.work_version:
-        differences += _kind_differences(found.kinds, job.kinds, [one[0] for one in job.sources])
+        differences += _list_kind_differences(
+            found.kinds, job.kinds, [one[0] for one in job.sources]
+        )
     if (found.work_version, found.constants) != (job.work_version, job.constants):
         differences.append("it was begun by another version of batchloom")
     if found.base != job.base:
         differences.append(
             f"it appends to generation {found.base}" if found.base else "it makes a new store"
         )
-    return _shown(differences)
+    return _format_differences(differences)
 
 
-def remove_leftover(out: Path, generation: int = 1) -> None:
+def remove_leftover_work(out: Path, generation: int = 1) -> None:
     """Delete the work folder of a job that ended after its store was moved to its place.
 
     Args:
@@ -341,41 +353,41 @@ def remove_leftover(out: Path, generation: int = 1) -> None:
     """
     if (out / WORK_NAME).is_dir():
         with WorkFolder(out) as work:
-            clear_leftover(work, generation)
+            clear_leftover_work(work, generation)
 
 
-def clear_leftover(work: WorkFolder, generation: int) -> None:
+def clear_leftover_work(work: WorkFolder, generation: int) -> None:
     """Empty the work folder of a job whose generation the store has already."""
     job = work.job()
     if job is None or job.base < generation:
         work.clear()
 
 
-def report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
+def make_report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
     """The inputs as the report holds them."""
     return [
         ReportedSource(
-            *(source.name, _reported_path(source), source.size, source.mtime_ns),
+            *(source.name, _original_path(source), source.size, source.mtime_ns),
             *(source.kind, source.compression or ""),
         )
         for source in sources
     ]
 
 
-def _reported_path(source: Source) -> str:
+def _original_path(source: Source) -> str:
     """Where a source lay, without what it took to read it there."""
     if is_url(source.file):
-        return printable(shown(source.file) + source.path[len(source.file) :])
-    return printable(absolute(source.path))
+        return decode_file_name(redact_url(source.file) + source.path[len(source.file) :])
+    return decode_file_name(make_absolute(source.path))
 
 
-def _same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:
+def _are_same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:
     """Whether the very files that were read are listed, untouched; their names may differ."""
     then = [(source.path, source.bytes, source.mtime_ns) for source in reported]
-    return then == [(_reported_path(now), now.size, now.mtime_ns) for now in sources]
+    return then == [(_original_path(now), now.size, now.mtime_ns) for now in sources]
 
 
-def file_fingerprint(recipe: Recipe) -> str | None:
+def fingerprint_tokenizer_file(recipe: Recipe) -> str | None:
     """The fingerprint of a tokenizer that lies in a file, which may change under its name; None for others."""
     spec = recipe.tokenizer
     if spec in ("bytes", "gpt2") or parse_train_spec(spec) or not Path(spec).expanduser().exists():
@@ -383,28 +395,28 @@ def file_fingerprint(recipe: Recipe) -> str | None:
     return resolve_tokenizer(spec, end_token=recipe.end_token).fingerprint
 
 
-def _tokenizer_differences(
+def _list_tokenizer_differences(
     recipe: Recipe, fingerprint: str, kept: Mapping[str, Any] | None
 ) -> list[str]:
     if kept is not None:
         same = kept.get("fingerprint") == fingerprint
         return [] if same else [f"tokenizer: another one is called {recipe.tokenizer}"]
-    if file_fingerprint(recipe) in (None, fingerprint):
+    if fingerprint_tokenizer_file(recipe) in (None, fingerprint):
         return []
     return [f"tokenizer: {recipe.tokenizer} is another than before"]
 
 
-def _source_differences(then: Sequence[SourceEntry], now: Sequence[Source]) -> list[str]:
-    return _compared(
+def _list_source_differences(then: Sequence[SourceEntry], now: Sequence[Source]) -> list[str]:
+    return _describe_list_changes(
         [(source.name, source.bytes) for source in then],
         [(source.name, source.size) for source in now],
     )
 
 
-def _listed_differences(
+def _list_input_differences(
     then: Sequence[tuple[str, int, int]], now: Sequence[tuple[str, int, int]]
 ) -> list[str]:
-    found = _compared(
+    found = _describe_list_changes(
         [(name, size) for name, size, _ in then], [(name, size) for name, size, _ in now]
     )
     if found:
@@ -413,7 +425,9 @@ def _listed_differences(
     return [f"inputs: {changed[0]} was written anew"]
 
 
-def _kind_differences(then: Sequence[str], now: Sequence[str], names: Sequence[str]) -> list[str]:
+def _list_kind_differences(
+    then: Sequence[str], now: Sequence[str], names: Sequence[str]
+) -> list[str]:
     """Files that are asked for as something else than they were."""
     return [
         f"inputs: {name} was read as {old} and would be read as {new}"
@@ -422,7 +436,7 @@ def _kind_differences(then: Sequence[str], now: Sequence[str], names: Sequence[s
     ]
 
 
-def _compared(then: list[tuple[str, int]], now: list[tuple[str, int]]) -> list[str]:
+def _describe_list_changes(then: list[tuple[str, int]], now: list[tuple[str, int]]) -> list[str]:
     """How two lists of (name, bytes) differ, in a few words each."""
     if then == now:
         return []
@@ -437,8 +451,8 @@ def _compared(then: list[tuple[str, int]], now: list[tuple[str, int]]) -> list[s
     return differences or ["inputs: they come in another order"]
 
 
-def _content_differences(
-    manifest: Manifest, report: ReportFacts | None, sources: Sequence[Source], *, hashed: bool
+def _list_content_differences(
+    manifest: Manifest, report: PrepareReport | None, sources: Sequence[Source], *, hashed: bool
 ) -> list[str]:
     """Files of the right names and sizes with another time, or all of them: only their bytes can tell."""
     times = {source.name: source.mtime_ns for source in report.sources} if report else {}
@@ -446,11 +460,11 @@ def _content_differences(
         f"inputs: {source.name} has other content"
         for source, entry in zip(sources, manifest.sources, strict=True)
         if (hashed or times.get(source.name, source.mtime_ns) != source.mtime_ns)
-        and content_hash(source, entry) != entry.hash
+        and hash_recorded_parts(source, entry) != entry.hash
     ]
 
 
-def content_hashes(sources: Sequence[Source]) -> dict[str, str]:
+def hash_sources(sources: Sequence[Source]) -> dict[str, str]:
     """The XXH3-128 of the bytes of each source, after decompression, by path.
 
     Raises:
@@ -466,7 +480,7 @@ def content_hashes(sources: Sequence[Source]) -> dict[str, str]:
     return found
 
 
-def content_hash(source: Source, entry: SourceEntry) -> str:
+def hash_recorded_parts(source: Source, entry: SourceEntry) -> str:
     """The hash of a source as it is now, over the parts that were read then."""
     digests = []
     with PartStream(source) as stream:
@@ -479,9 +493,9 @@ def content_hash(source: Source, entry: SourceEntry) -> str:
         # What lies beyond the last part would change the hash of it.
         if stream.read(1):
             digests.append("00")
-    return source_hash(digests)
+    return combine_part_hashes(digests)
 
 
-def _shown(differences: list[str]) -> str:
-    more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-    return "; ".join(differences[:_SHOWN]) + more
+def _format_differences(differences: list[str]) -> str:
+    more = f"; and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
+    return "; ".join(differences[:_MAX_LISTED]) + more

@@ -11,21 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError, StoreConflictError
-from batchloom.core.settings import raise_problems, shown, to_plain
-from batchloom.core.synthetic_data import SYNTHETIC, Synthetic, SyntheticSpec, parse_synthetic
-from batchloom.preparation.documents import Membership
-from batchloom.preparation.imports import Stretch, hash_ids
-from batchloom.preparation.phases import ShardTask, SubsetWriter, move_store, subset_entry
-from batchloom.preparation.report import Listener, Note, PrepareResult, Progress, result_of
-from batchloom.preparation.rerun import check_folder, remove_leftover
-from batchloom.preparation.settings import Recipe, flat_settings
-from batchloom.preparation.units import ROW, WORK_VERSION, JobFacts, WorkFolder
+from batchloom.core.settings import quote_value, raise_problems, to_plain
+from batchloom.core.synthetic_data import (
+    SYNTHETIC,
+    SyntheticDocuments,
+    SyntheticSpec,
+    parse_synthetic_spec,
+)
+from batchloom.preparation.documents import SubsetRule
+from batchloom.preparation.imports import TokenBatch, hash_ids
+from batchloom.preparation.phases import ShardSettings, SubsetWriter, make_subset_entry, move_store
+from batchloom.preparation.report import Listener, Note, PrepareResult, Progress, make_result
+from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
+from batchloom.preparation.settings import Recipe, flatten_settings
+from batchloom.preparation.units import ROW, WORK_VERSION, JobIdentity, WorkFolder
 from batchloom.store import (
     MANIFEST_NAME,
     REPORT_NAME,
     Manifest,
     ShardEntry,
-    manifest_bytes,
+    encode_manifest,
     read_manifest,
     write_file,
 )
@@ -34,18 +39,18 @@ from batchloom.store.format import (
     TOKEN_DTYPES,
     TOKENIZER_NAME,
     UINT16_IDS,
-    seal,
-    token_dtype,
+    choose_token_dtype,
+    seal_manifest,
 )
-from batchloom.store.read import synthetic_manifest, synthetic_tokenizer
+from batchloom.store.read import make_synthetic_manifest, make_synthetic_tokenizer
 from batchloom.store.write import make_folder
 
 # The settings of a recipe that have a meaning for documents nobody reads.
-_MEANT = ("tokens_per_shard", "dtype", "val_fraction", "test_fraction")
-_STRETCH_DOCUMENTS, _STRETCH_TOKENS = 1 << 14, 1 << 20
+_SYNTHETIC_SETTINGS = ("tokens_per_shard", "dtype", "val_fraction", "test_fraction")
+_BATCH_DOCUMENTS, _BATCH_TOKENS = 1 << 14, 1 << 20
 
 
-def synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
+def parse_synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
     """The synthetic data that a job is to write; None where its inputs are to be read.
 
     What exists as a file or folder is read, whatever its name.
@@ -53,11 +58,11 @@ def synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
     Raises:
         SettingsError: settings that are none, or synthetic data among other inputs.
     """
-    named = [one for one in inputs if not os.path.lexists(one) and parse_synthetic(one)]
+    named = [one for one in inputs if not os.path.lexists(one) and parse_synthetic_spec(one)]
     if named and len(inputs) > 1:
         alone = "synthetic data, which is never mixed with other inputs"
         raise SettingsError([f"inputs: {named[0]} is {alone}; prepare it into a store of its own"])
-    return parse_synthetic(named[0]) if named else None
+    return parse_synthetic_spec(named[0]) if named else None
 
 
 def write_synthetic(
@@ -77,58 +82,59 @@ def write_synthetic(
         OutputError: ``out`` cannot be written.
     """
     began = time.perf_counter()
-    plain = synthetic_plain(spec, recipe)
-    manifest = _finished(out, plain)
+    plain = synthetic_to_plain(spec, recipe)
+    manifest = _find_finished_synthetic(out, plain)
     if manifest is not None:
-        remove_leftover(out)
-        return result_of(out, manifest, seconds=time.perf_counter() - began, already_done=True)
-    check_folder(out)
+        remove_leftover_work(out)
+        return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
+    check_output_folder(out)
     notes = [f"source={SYNTHETIC}: {spec.place} is made up, and the manifest of its store says so."]
     listener(Note(notes[0]))
     with WorkFolder(out) as work:
-        _begin(work, plain)
+        _begin_synthetic(work, plain)
         manifest = read_manifest(work.store) if work.complete else None
         if manifest is None:
-            subsets = _write(spec, recipe, work, listener)
-            manifest = _finish(spec, plain, subsets, work, notes)
+            subsets = _write_synthetic_shards(spec, recipe, work, listener)
+            manifest = _finish_synthetic(spec, plain, subsets, work, notes)
         move_store(work)
-    return result_of(out, manifest, seconds=time.perf_counter() - began, notes=tuple(notes))
+    return make_result(out, manifest, seconds=time.perf_counter() - began, notes=tuple(notes))
 
 
-def synthetic_plain(spec: SyntheticSpec, recipe: Recipe) -> dict[str, Any]:
+def synthetic_to_plain(spec: SyntheticSpec, recipe: Recipe) -> dict[str, Any]:
     """The recipe of such a store as its manifest holds it.
 
     Raises:
         SettingsError: settings of the recipe that mean nothing here.
     """
-    _refuse_meaningless(spec, recipe)
-    return {**spec.identity, **{name: getattr(recipe, name) for name in _MEANT}}
+    _check_settings_apply(spec, recipe)
+    return {**spec.identity, **{name: getattr(recipe, name) for name in _SYNTHETIC_SETTINGS}}
 
 
-def _refuse_meaningless(spec: SyntheticSpec, recipe: Recipe) -> None:
-    given = flat_settings(to_plain(recipe))
-    usual = flat_settings(to_plain(Recipe(inputs=recipe.inputs)))
+def _check_settings_apply(spec: SyntheticSpec, recipe: Recipe) -> None:
+    given = flatten_settings(to_plain(recipe))
+    usual = flatten_settings(to_plain(Recipe(inputs=recipe.inputs)))
     problems = [
-        f"{name}: {shown(value)} has no meaning for synthetic data, which is ids alone; its vocabulary is a setting of "
+        f"{name}: {quote_value(value)} has no meaning for synthetic data, which is ids alone; its vocabulary is a "
+        f"setting of "
         f"its own ({spec.name}:vocab=50257)"
         for name, value in given.items()
-        if name not in _MEANT and value != usual[name]
+        if name not in _SYNTHETIC_SETTINGS and value != usual[name]
     ]
     if recipe.dtype == "uint16" and spec.vocab > UINT16_IDS:
         problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.place}")
     raise_problems(problems)
 
 
-def _finished(out: Path, plain: dict[str, Any]) -> Manifest | None:
+def _find_finished_synthetic(out: Path, plain: dict[str, Any]) -> Manifest | None:
     """The manifest of the finished store at ``out`` when this job would write the same."""
     if not (out / MANIFEST_NAME).exists():
         return None
     manifest = read_manifest(out)
-    refuse_other_data(f"{out}", manifest, plain)
+    check_same_data(f"{out}", manifest, plain)
     return manifest
 
 
-def refuse_other_data(place: str, manifest: Manifest, plain: dict[str, Any]) -> None:
+def check_same_data(place: str, manifest: Manifest, plain: dict[str, Any]) -> None:
     """Refuse a finished store of other data, or of other settings.
 
     Raises:
@@ -145,8 +151,8 @@ def refuse_other_data(place: str, manifest: Manifest, plain: dict[str, Any]) -> 
         )
 
 
-def _begin(work: WorkFolder, plain: dict[str, Any]) -> None:
-    job = JobFacts(WORK_VERSION, msgspec.to_builtins(plain), [], [])
+def _begin_synthetic(work: WorkFolder, plain: dict[str, Any]) -> None:
+    job = JobIdentity(WORK_VERSION, msgspec.to_builtins(plain), [], [])
     if not work.has_results():
         work.clear()
         work.begin(job)
@@ -157,17 +163,20 @@ def _begin(work: WorkFolder, plain: dict[str, Any]) -> None:
         )
 
 
-def _write(
+def _write_synthetic_shards(
     spec: SyntheticSpec, recipe: Recipe, work: WorkFolder, listener: Listener
 ) -> dict[str, list[ShardEntry]]:
-    data, dtype = Synthetic(spec), TOKEN_DTYPES[token_dtype(recipe.dtype, spec.vocab)]
-    membership = Membership(recipe.val_fraction, recipe.test_fraction)
-    task = ShardTask(work.store, dtype, membership, membership, recipe.tokens_per_shard)
+    data, dtype = (
+        SyntheticDocuments(spec),
+        TOKEN_DTYPES[choose_token_dtype(recipe.dtype, spec.vocab)],
+    )
+    membership = SubsetRule(recipe.val_fraction, recipe.test_fraction)
+    task = ShardSettings(work.store, dtype, membership, membership, recipe.tokens_per_shard)
     writers = {name: SubsetWriter(task, name, 0, 0) for name in SUBSETS}
     total, documents, tokens = data.tokens, 0, 0
     try:
-        for stretch in _stretches(data):
-            rows = _rows(stretch)
+        for stretch in _iter_synthetic_batches(data):
+            rows = _make_synthetic_rows(stretch)
             codes = membership.codes(rows["hash"])
             for code, name in enumerate(SUBSETS):
                 mine = np.flatnonzero(codes == code)
@@ -181,21 +190,21 @@ def _write(
             writer.abandon()
 
 
-def _stretches(data: Synthetic) -> Iterator[Stretch]:
+def _iter_synthetic_batches(data: SyntheticDocuments) -> Iterator[TokenBatch]:
     """All documents in order, a bounded number of tokens at a time."""
     first = 0
     while first < data.spec.documents:
-        stop = min(first + _STRETCH_DOCUMENTS, data.spec.documents)
+        stop = min(first + _BATCH_DOCUMENTS, data.spec.documents)
         lengths = data.lengths(np.arange(first, stop)).astype(np.int64)
-        count = int(np.searchsorted(np.cumsum(lengths), _STRETCH_TOKENS, side="right"))
+        count = int(np.searchsorted(np.cumsum(lengths), _BATCH_TOKENS, side="right"))
         lengths = lengths[: max(1, count)]
         numbers = np.arange(first, first + len(lengths))
         ids = data.ids(numbers, np.zeros(len(numbers), np.int64), lengths)
-        yield Stretch(first, lengths, np.cumsum(lengths) - lengths, ids)
+        yield TokenBatch(first, lengths, np.cumsum(lengths) - lengths, ids)
         first += len(lengths)
 
 
-def _rows(stretch: Stretch) -> NDArray[np.void]:
+def _make_synthetic_rows(stretch: TokenBatch) -> NDArray[np.void]:
     rows = np.zeros(len(stretch.lengths), ROW)
     rows["hash"] = hash_ids(stretch)
     rows["record"] = stretch.first + np.arange(len(rows))
@@ -203,7 +212,7 @@ def _rows(stretch: Stretch) -> NDArray[np.void]:
     return rows
 
 
-def _finish(
+def _finish_synthetic(
     spec: SyntheticSpec,
     plain: dict[str, Any],
     shards: dict[str, list[ShardEntry]],
@@ -213,21 +222,21 @@ def _finish(
     """Write everything but the shards, the manifest last."""
     make_folder(work.store)
     subsets = {
-        name: subset_entry(work.store / name, found) for name, found in shards.items() if found
+        name: make_subset_entry(work.store / name, found) for name, found in shards.items() if found
     }
-    manifest = synthetic_manifest(
+    manifest = make_synthetic_manifest(
         spec,
-        dtype=token_dtype(plain["dtype"], spec.vocab),
+        dtype=choose_token_dtype(plain["dtype"], spec.vocab),
         recipe=msgspec.to_builtins(plain),
         tokens=sum(entry.tokens for entry in subsets.values()),
         subsets=subsets,
     )
     report = {"sources": [], "out": str(work.out.absolute()), "notes": notes}
-    state = synthetic_tokenizer(Synthetic(spec)).state()
+    state = make_synthetic_tokenizer(SyntheticDocuments(spec)).state()
     write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(state))
     write_file(
         work.store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
     )
-    sealed = seal(manifest)
-    write_file(work.store / MANIFEST_NAME, manifest_bytes(sealed))
+    sealed = seal_manifest(manifest)
+    write_file(work.store / MANIFEST_NAME, encode_manifest(sealed))
     return sealed

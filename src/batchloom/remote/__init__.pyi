@@ -1,53 +1,64 @@
-from .block_file import fetch_once as fetch_once, open_blocks as open_blocks
-from .cache_files import LOG as LOG, TABLE as TABLE, BlockCache as BlockCache
+from .block_file import (
+    fetch_through_cache as fetch_through_cache,
+    open_remote_file as open_remote_file,
+)
+from .cache_files import (
+    BLOCK_TABLE_DTYPE as BLOCK_TABLE_DTYPE,
+    LOG as LOG,
+    BlockCache as BlockCache,
+)
 from .cached_blocks import (
-    EMPTY as EMPTY,
-    Held as Held,
-    Places as Places,
-    Segment as Segment,
-    Segments as Segments,
-    added as added,
-    cut_out as cut_out,
-    joint as joint,
-    views_of as views_of,
-    without as without,
+    EMPTY_INDEX as EMPTY_INDEX,
+    CachedBlocks as CachedBlocks,
+    CacheFile as CacheFile,
+    CacheFileSet as CacheFileSet,
+    IntArray as IntArray,
+    add_to_index as add_to_index,
+    join_range as join_range,
+    remove_from_index as remove_from_index,
+    slice_ranges as slice_ranges,
+    view_ranges as view_ranges,
 )
 from .client import (
-    FIRST_TRIES as FIRST_TRIES,
+    MAX_CONNECT_ATTEMPTS as MAX_CONNECT_ATTEMPTS,
+    compute_backoff as compute_backoff,
     fetch as fetch,
-    fetch_whole as fetch_whole,
-    first_contact as first_contact,
-    info_of as info_of,
-    is_web as is_web,
-    no_data as no_data,
-    no_stretches as no_stretches,
-    patience as patience,
-    whole as whole,
+    fetch_file as fetch_file,
+    fetch_file_info as fetch_file_info,
+    is_web_url as is_web_url,
+    iter_web_file as iter_web_file,
+    make_html_page_error as make_html_page_error,
+    make_no_ranges_error as make_no_ranges_error,
+    run_with_retries as run_with_retries,
 )
-from .hub_endpoint import check_hub_address as check_hub_address
+from .hub_endpoint import check_hub_endpoint as check_hub_endpoint
 from .intervals import (
-    BLOCK as BLOCK,
-    Extents as Extents,
-    blocks_of as blocks_of,
-    bridged as bridged,
-    cut as cut,
-    grouped as grouped,
-    joined as joined,
-    minus as minus,
-    parted as parted,
-    touching as touching,
+    BLOCK_BYTES as BLOCK_BYTES,
+    Intervals as Intervals,
+    bridge_gaps as bridge_gaps,
+    count_interval_blocks as count_interval_blocks,
+    group_intervals as group_intervals,
+    mask_overlaps as mask_overlaps,
+    merge_intervals as merge_intervals,
+    split_by_ranges as split_by_ranges,
+    split_intervals as split_intervals,
+    subtract_intervals as subtract_intervals,
 )
 from .objects import (
-    forget_looks as forget_looks,
-    has_ranges as has_ranges,
-    look_ahead as look_ahead,
-    remote_files as remote_files,
-    remote_glob as remote_glob,
-    remote_status as remote_status,
-    status_of as status_of,
+    clear_status_cache as clear_status_cache,
+    glob_remote as glob_remote,
+    list_remote_files as list_remote_files,
+    make_stat_result as make_stat_result,
+    prefetch_status as prefetch_status,
+    stat_remote as stat_remote,
+    supports_ranges as supports_ranges,
 )
-from .parallel_map import begun as begun
-from .range_requests import RangeError as RangeError, Ranges as Ranges
-from .read_cache import KEPT as KEPT
-from .remote_errors import fault_of as fault_of, their_errors as their_errors, told as told
-from .remote_folder import FarFile as FarFile, FarFolder as FarFolder
+from .parallel_map import prefetch_items as prefetch_items
+from .range_requests import RangeError as RangeError, RangeFetcher as RangeFetcher
+from .read_cache import PAGE_CACHE as PAGE_CACHE
+from .remote_errors import (
+    classify_error as classify_error,
+    list_library_errors as list_library_errors,
+    make_remote_error as make_remote_error,
+)
+from .remote_folder import RemoteFile as RemoteFile, RemoteFolder as RemoteFolder

@@ -13,23 +13,28 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, final
 
-from batchloom.core.addresses import shown
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
-from batchloom.remote.client import fetch, patience
-from batchloom.remote.read_cache import KEPT, PAGE_BYTES, Version
-from batchloom.remote.remote_errors import Fault, fault_of, their_errors, told
+from batchloom.remote.client import compute_backoff, fetch
+from batchloom.remote.read_cache import PAGE_BYTES, PAGE_CACHE, FileVersion
+from batchloom.remote.remote_errors import (
+    RemoteFault,
+    classify_error,
+    list_library_errors,
+    make_remote_error,
+)
 
 # A reader that jumps about gets small blocks, one that reads on gets large ones, some ahead:
 # at most three of the largest are in memory.
-_FIRST_BLOCK, _LARGEST_BLOCK, _AHEAD = 256 << 10, 8 << 20, 2
-_SMALLEST_PIECE = 64 << 10
-_TRIES = 6
-_BUFFER = 64 << 10
+_FIRST_BLOCK_BYTES, _MAX_BLOCK_BYTES, _READ_AHEAD_BLOCKS = 256 << 10, 8 << 20, 2
+_MIN_REQUEST_BYTES = 64 << 10
+_MAX_ATTEMPTS = 6
+_BUFFER_BYTES = 64 << 10
 
-Fetch = Callable[[int, int], bytes]
+RangeReader = Callable[[int, int], bytes]
 
 
-def open_blocks(url: str, size: int, stamp: int | None = None) -> BinaryIO:
+def open_remote_file(url: str, size: int, stamp: int | None = None) -> BinaryIO:
     """A file of ``size`` bytes at a URL, for reading and seeking.
 
     Args:
@@ -44,33 +49,33 @@ def open_blocks(url: str, size: int, stamp: int | None = None) -> BinaryIO:
         InputError: it is shorter than it was.
     """
     if stamp is None:
-        get: Fetch = lambda start, stop: fetch_block(url, start, stop, size)  # noqa: E731
+        get: RangeReader = lambda start, stop: fetch_range(url, start, stop, size)  # noqa: E731
     else:
-        get = lambda start, stop: fetch_once((url, size, stamp), start, stop)  # noqa: E731
-    return io.BufferedReader(_Blocks(size, get), _BUFFER)
+        get = lambda start, stop: fetch_through_cache((url, size, stamp), start, stop)  # noqa: E731
+    return io.BufferedReader(_RemoteRawFile(size, get), _BUFFER_BYTES)
 
 
-def fetch_once(version: Version, start: int, stop: int) -> bytes:
+def fetch_through_cache(version: FileVersion, start: int, stop: int) -> bytes:
     """Bytes [start, stop) of a file; what is kept of them, or on its way, is not asked for again."""
     first, last = start // PAGE_BYTES, (stop - 1) // PAGE_BYTES
     pages: dict[int, bytes] = {}
     while len(pages) <= last - first:
         wanted = [number for number in range(first, last + 1) if number not in pages]
         for number in wanted:
-            if (page := KEPT.page(version, number)) is not None:
+            if (page := PAGE_CACHE.page(version, number)) is not None:
                 pages[number] = page
         missing = [number for number in wanted if number not in pages]
-        mine = KEPT.claim(version, missing) if missing else []
+        mine = PAGE_CACHE.claim(version, missing) if missing else []
         try:
-            for run in _runs(mine):
+            for run in _group_consecutive(mine):
                 pages.update(_fetch_pages(version, run))
         finally:
-            KEPT.release(version, mine)
+            PAGE_CACHE.release(version, mine)
     whole = b"".join(pages[number] for number in range(first, last + 1))
     return whole[start - first * PAGE_BYTES : stop - first * PAGE_BYTES]
 
 
-def _runs(numbers: list[int]) -> list[range]:
+def _group_consecutive(numbers: list[int]) -> list[range]:
     """Ascending numbers as stretches without gaps."""
     runs: list[range] = []
     for number in numbers:
@@ -81,16 +86,16 @@ def _runs(numbers: list[int]) -> list[range]:
     return runs
 
 
-def _fetch_pages(version: Version, numbers: range) -> Iterator[tuple[int, bytes]]:
+def _fetch_pages(version: FileVersion, numbers: range) -> Iterator[tuple[int, bytes]]:
     url, size, _ = version
     start, stop = numbers.start * PAGE_BYTES, min(numbers.stop * PAGE_BYTES, size)
-    data = fetch_block(url, start, stop, size)
-    KEPT.keep(version, numbers.start, data)
+    data = fetch_range(url, start, stop, size)
+    PAGE_CACHE.keep(version, numbers.start, data)
     for at, number in enumerate(numbers):
         yield number, data[at * PAGE_BYTES : (at + 1) * PAGE_BYTES]
 
 
-def fetch_block(url: str, start: int, stop: int, size: int) -> bytes:
+def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
     """Bytes [start, stop) of the file at a URL, all of them."""
     pieces: list[bytes] = []
     at, step, failures = start, stop - start, 0
@@ -100,10 +105,10 @@ def fetch_block(url: str, start: int, stop: int, size: int) -> bytes:
             data = fetch(url, at, end, size)
         except (InputError, MissingDependencyError):
             raise
-        except their_errors() as error:
-            data, fault = b"", fault_of(error)
+        except list_library_errors() as error:
+            data, fault = b"", classify_error(error)
         else:
-            fault = Fault("passing", f"only {len(data):,} of {end - at:,} bytes came")
+            fault = RemoteFault("passing", f"only {len(data):,} of {end - at:,} bytes came")
             data = data[: end - at]
         if data:
             pieces.append(data)
@@ -112,27 +117,28 @@ def fetch_block(url: str, start: int, stop: int, size: int) -> bytes:
             failures = 0
             continue
         if fault.what in ("missing", "denied", "refused"):
-            raise told(fault, url) from None
+            raise make_remote_error(fault, url) from None
         failures = 1 if data else failures + 1
-        if failures == _TRIES:
+        if failures == _MAX_ATTEMPTS:
             raise DownloadError(
-                f"Failed to download {shown(url)}: from byte {at:,} of {size:,} on nothing came in {_TRIES} tries "
+                f"Failed to download {redact_url(url)}: from byte {at:,} of {size:,} on nothing came in "
+                f"{_MAX_ATTEMPTS} tries "
                 f"({fault.words}); give the same command again: what was finished stays."
             ) from None
-        step = max(step // 2, _SMALLEST_PIECE)
-        time.sleep(patience(failures))
+        step = max(step // 2, _MIN_REQUEST_BYTES)
+        time.sleep(compute_backoff(failures))
     return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
 
 @final
-class _Blocks(io.RawIOBase):
+class _RemoteRawFile(io.RawIOBase):
     """The raw file below a buffer: the block in hand, and those on their way."""
 
-    def __init__(self, size: int, get: Fetch) -> None:
+    def __init__(self, size: int, get: RangeReader) -> None:
         self._size, self._get = size, get
         self._at = 0
         self._block, self._start = b"", 0
-        self._step = _FIRST_BLOCK
+        self._step = _FIRST_BLOCK_BYTES
         self._coming: deque[tuple[int, Future[bytes]]] = deque()
         self._next = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -175,7 +181,7 @@ class _Blocks(io.RawIOBase):
         onward = self._start + len(self._block) == self._at and self._block
         self._block = b""
         if onward:
-            self._step = min(2 * self._step, _LARGEST_BLOCK)
+            self._step = min(2 * self._step, _MAX_BLOCK_BYTES)
             self._order()
             self._start, coming = self._coming.popleft()
             self._block = coming.result()
@@ -184,17 +190,17 @@ class _Blocks(io.RawIOBase):
         for _, coming in self._coming:
             coming.cancel()
         self._coming.clear()
-        self._step = _FIRST_BLOCK
+        self._step = _FIRST_BLOCK_BYTES
         self._start = self._at
-        stop = min(self._at + min(max(wanted, self._step), _LARGEST_BLOCK), self._size)
+        stop = min(self._at + min(max(wanted, self._step), _MAX_BLOCK_BYTES), self._size)
         self._block = self._get(self._at, stop)
         self._next = stop
 
     def _order(self) -> None:
         """Have the next blocks fetched while this one is read."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_AHEAD, "fetch")
-        while len(self._coming) < _AHEAD and self._next < self._size:
+            self._pool = ThreadPoolExecutor(_READ_AHEAD_BLOCKS, "fetch")
+        while len(self._coming) < _READ_AHEAD_BLOCKS and self._next < self._size:
             stop = min(self._next + self._step, self._size)
             self._coming.append((self._next, self._pool.submit(self._get, self._next, stop)))
             self._next = stop

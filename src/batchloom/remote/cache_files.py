@@ -25,25 +25,25 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.files import because
-from batchloom.core.locks import is_at
-from batchloom.core.partial_files import ASIDE
-from batchloom.remote.fetch_locks import Claims, claiming
-from batchloom.remote.intervals import BLOCK
+from batchloom.core.files import describe_os_error
+from batchloom.core.locks import has_same_inode
+from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.remote.fetch_locks import FetchLocks, open_fetch_locks
+from batchloom.remote.intervals import BLOCK_BYTES
 
 LOG = logging.getLogger("batchloom")
 MAGIC = b"BLMBLKS\x00"
 # The two halves of the checksum, and which blocks of the file.
-TABLE = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<u8"), ("blocks", "<u8")])
+BLOCK_TABLE_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<u8"), ("blocks", "<u8")])
 _HEADER, _VERSION = struct.Struct("<8sQQQ"), 2
-_NO_BOOT, _BOOT = bytes(16), Path("/proc/sys/kernel/random/boot_id")
-_ENDING = ".blocks"
+_NO_BOOT_ID, _BOOT_ID_PATH = bytes(16), Path("/proc/sys/kernel/random/boot_id")
+_BLOCKS_SUFFIX = ".blocks"
 # Looking through the cache costs more than writing a little: it is done once so much was added.
-_LOOK_SHARE = 100
+_EVICTION_CHECK_SHARE = 100
 
 
-class Table(NamedTuple):
-    """What a file of blocks holds: rows of ``TABLE``, and the byte its first block begins at.
+class BlockTable(NamedTuple):
+    """What a file of blocks holds: rows of ``BLOCK_TABLE_DTYPE``, and the byte its first block begins at.
 
     Attributes:
         whole: whether the machine has not been started again since: a power cut may leave zeros in what was not
@@ -57,22 +57,24 @@ class Table(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        return self.begin + BLOCK * int(self.rows["blocks"].sum())
+        return self.begin + BLOCK_BYTES * int(self.rows["blocks"].sum())
 
 
 @functools.cache
-def _boot() -> bytes:
+def _read_boot_id() -> bytes:
     """What names this start of the machine."""
     try:
-        return bytes.fromhex(_BOOT.read_text().strip().replace("-", "")).ljust(16, b"\0")[:16]
+        return bytes.fromhex(_BOOT_ID_PATH.read_text().strip().replace("-", "")).ljust(16, b"\0")[
+            :16
+        ]
     except (OSError, ValueError):
-        return _NO_BOOT
+        return _NO_BOOT_ID
 
 
-def _head(rows: NDArray[np.void]) -> bytes:
-    raw = _boot() + rows.tobytes()
+def _encode_header(rows: NDArray[np.void]) -> bytes:
+    raw = _read_boot_id() + rows.tobytes()
     head = _HEADER.pack(MAGIC, _VERSION, len(rows), xxhash.xxh3_64_intdigest(raw)) + raw
-    return head + bytes(-len(head) % BLOCK)
+    return head + bytes(-len(head) % BLOCK_BYTES)
 
 
 @final
@@ -100,22 +102,22 @@ class BlockCache:
         """A thread that was making room does not live on in a child, but the lock it held would."""
         self._lock = threading.Lock()
 
-    def claiming(self) -> contextlib.AbstractContextManager[Claims]:
+    def open_fetch_locks(self) -> contextlib.AbstractContextManager[FetchLocks]:
         """Claim blocks of the store for a while."""
-        return claiming(self.folder / "claims")
+        return open_fetch_locks(self.folder / "claims")
 
     def names(self) -> set[str]:
         """The files of blocks that are there."""
         try:
-            return {name for name in os.listdir(self.folder) if name.endswith(_ENDING)}  # noqa: PTH208
+            return {name for name in os.listdir(self.folder) if name.endswith(_BLOCKS_SUFFIX)}  # noqa: PTH208
         except OSError:
             return set()
 
-    def look(self, name: str) -> Table | None:
+    def look(self, name: str) -> BlockTable | None:
         """What a file of blocks holds; None where it is gone, or was torn by a power cut."""
         try:
             with (self.folder / name).open("rb") as file:
-                table = _table_of(file.read(BLOCK), file.read)
+                table = _parse_table(file.read(BLOCK_BYTES), file.read)
                 size = os.fstat(file.fileno()).st_size
         except OSError:
             return None
@@ -124,7 +126,7 @@ class BlockCache:
             return None
         return table
 
-    def map(self, name: str, table: Table) -> NDArray[np.uint8] | None:
+    def map(self, name: str, table: BlockTable) -> NDArray[np.uint8] | None:
         """The blocks of a file, mapped, so that they stay whoever deletes it; None where it is gone."""
         path = self.folder / name
         try:
@@ -145,21 +147,21 @@ class BlockCache:
 
     def keep(
         self, rows: NDArray[np.void], pieces: list[bytes]
-    ) -> tuple[str | None, Table, NDArray[np.uint8]]:
+    ) -> tuple[str | None, BlockTable, NDArray[np.uint8]]:
         """Keep blocks for all processes: the name of their file, what it holds, and its blocks.
 
         Where it cannot be written there is no name, and the blocks are in memory; the log says so once.
 
         Args:
-            rows: of ``TABLE``, the extents.
+            rows: of ``BLOCK_TABLE_DTYPE``, the extents.
             pieces: the bytes of each; the last block of a file is shorter.
         """
-        head = _head(rows)
-        table = Table(rows, len(head), whole=True)
+        head = _encode_header(rows)
+        table = BlockTable(rows, len(head), whole=True)
         padded = [head]
         for piece, count in zip(pieces, rows["blocks"].tolist(), strict=True):
-            padded += [piece, bytes(BLOCK * count - len(piece))]
-        name = xxhash.xxh3_128_hexdigest(head) + _ENDING
+            padded += [piece, bytes(BLOCK_BYTES * count - len(piece))]
+        name = xxhash.xxh3_128_hexdigest(head) + _BLOCKS_SUFFIX
         for again in (True, True, False):
             try:
                 blocks = self._write(name, padded, table)
@@ -182,8 +184,8 @@ class BlockCache:
             return False
         return True
 
-    def _write(self, name: str, pieces: list[bytes], table: Table) -> NDArray[np.uint8]:
-        descriptor, aside = tempfile.mkstemp(suffix=ASIDE, dir=self.folder)
+    def _write(self, name: str, pieces: list[bytes], table: BlockTable) -> NDArray[np.uint8]:
+        descriptor, aside = tempfile.mkstemp(suffix=PARTIAL_SUFFIX, dir=self.folder)
         try:
             with os.fdopen(descriptor, "wb+") as file:
                 # Whoever tidies up takes a file that nobody has locked for one of a killed process.
@@ -207,14 +209,14 @@ class BlockCache:
                 "Blocks of a remote store are not kept in %s: %s. They are read without it, by each process for "
                 "itself, until it can be written.",
                 self._root,
-                because(error),
+                describe_os_error(error),
             )
 
     def _make_room(self, added: int) -> None:
         """Delete the files that were not used for the longest time, where there are too many."""
         with self._lock:
             self._added += added
-            if self._added * _LOOK_SHARE < self.limit:
+            if self._added * _EVICTION_CHECK_SHARE < self.limit:
                 return
             self._added = 0
         with contextlib.suppress(OSError), (self._root / "lock").open("ab") as lock:
@@ -230,15 +232,15 @@ class BlockCache:
 
     def _evict(self) -> None:
         found, total = [], 0
-        for entry in _files_below(self._root):
+        for entry in _iter_cache_files(self._root):
             with contextlib.suppress(OSError):
-                if entry.name.endswith(ASIDE):
+                if entry.name.endswith(PARTIAL_SUFFIX):
                     _delete_abandoned(Path(entry.path))
-                elif entry.name.endswith(_ENDING):
+                elif entry.name.endswith(_BLOCKS_SUFFIX):
                     status = entry.stat()
                     found.append((status.st_mtime_ns, status.st_size, entry.path))
                     total += status.st_size
-        room = self.limit - self.limit // (_LOOK_SHARE // 5)
+        room = self.limit - self.limit // (_EVICTION_CHECK_SHARE // 5)
         for _, size, path in sorted(found) if total > self.limit else []:
             if total <= room:
                 return
@@ -247,22 +249,25 @@ class BlockCache:
             total -= size
 
 
-def _table_of(start: bytes, more: Callable[[int], bytes]) -> Table | None:
+def _parse_table(start: bytes, more: Callable[[int], bytes]) -> BlockTable | None:
     if len(start) < _HEADER.size:
         return None
     magic, version, count, digest = _HEADER.unpack_from(start)
     if magic != MAGIC or version != _VERSION or count > 1 << 24:
         return None
-    size = _HEADER.size + len(_NO_BOOT) + TABLE.itemsize * count
-    begin = -(-size // BLOCK) * BLOCK
+    size = _HEADER.size + len(_NO_BOOT_ID) + BLOCK_TABLE_DTYPE.itemsize * count
+    begin = -(-size // BLOCK_BYTES) * BLOCK_BYTES
     raw = (start + more(max(0, begin - len(start))))[_HEADER.size : size]
     if len(raw) != size - _HEADER.size or xxhash.xxh3_64_intdigest(raw) != digest:
         return None
-    boot, rows = raw[: len(_NO_BOOT)], np.frombuffer(raw, TABLE, offset=len(_NO_BOOT))
-    return Table(rows, begin, whole=boot == _boot() != _NO_BOOT)
+    boot, rows = (
+        raw[: len(_NO_BOOT_ID)],
+        np.frombuffer(raw, BLOCK_TABLE_DTYPE, offset=len(_NO_BOOT_ID)),
+    )
+    return BlockTable(rows, begin, whole=boot == _read_boot_id() != _NO_BOOT_ID)
 
 
-def _files_below(root: Path) -> Iterator["os.DirEntry[str]"]:
+def _iter_cache_files(root: Path) -> Iterator["os.DirEntry[str]"]:
     with os.scandir(root) as folders:
         for folder in folders:
             if folder.is_dir(follow_symlinks=False):
@@ -274,5 +279,5 @@ def _delete_abandoned(path: Path) -> None:
     """Delete a file that nobody is writing: its process was killed."""
     with path.open("rb") as file:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if is_at(path, file.fileno()):
+        if has_same_inode(path, file.fileno()):
             path.unlink()

@@ -7,19 +7,19 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.remote.cache_files import Table
-from batchloom.remote.intervals import BLOCK, Extents, minus
+from batchloom.remote.cache_files import BlockTable
+from batchloom.remote.intervals import BLOCK_BYTES, Intervals, subtract_intervals
 
-Places = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 # Each costs a descriptor, and what was deleted keeps its room on the disk while it is mapped.
-_MOST_MAPPED, _MOST_BYTES = 256, 2 << 30
+_MAX_MAPPED_FILES, _MAX_MAPPED_BYTES = 256, 2 << 30
 # Those that could not be written to a disk take memory.
-_MOST_IN_MEMORY = 256 << 20
+_MAX_MEMORY_BYTES = 256 << 20
 
 
 @final
-class Segment:
+class CacheFile:
     """A file of blocks.
 
     Attributes:
@@ -35,7 +35,7 @@ class Segment:
     def __init__(
         self,
         name: str | None,
-        table: Table,
+        table: BlockTable,
         data: NDArray[np.uint8] | None,
         sound: NDArray[np.bool_],
     ) -> None:
@@ -43,7 +43,7 @@ class Segment:
         self.used = False
 
 
-class Index(NamedTuple):
+class BlockIndex(NamedTuple):
     """Extents that are there, apart from each other, ascending; arrays [N] that are never changed but for ``sound``.
 
     Attributes:
@@ -67,31 +67,40 @@ class Index(NamedTuple):
     shifts: NDArray[np.int64]
 
     @property
-    def extents(self) -> Extents:
+    def extents(self) -> Intervals:
         """First block and last + 1 of each, int64 [N, 2]."""
         return np.stack([self.starts, self.stops], axis=1)
 
 
-_NONE = np.empty(0, np.int64)
-EMPTY = Index(_NONE, _NONE, _NONE, _NONE, np.empty(0, bool), _NONE, _NONE, _NONE)
+_NO_INTS = np.empty(0, np.int64)
+EMPTY_INDEX = BlockIndex(
+    _NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS, np.empty(0, bool), _NO_INTS, _NO_INTS, _NO_INTS
+)
 
 
-def _index(*columns: NDArray[Any]) -> Index:
+def _make_index(*columns: NDArray[Any]) -> BlockIndex:
     starts, stops, places, owners, sound = columns
     runs = np.zeros(len(starts), np.int64)
     np.cumsum(starts[1:] != stops[:-1], out=runs[1:])
-    return Index(
-        starts, stops, places, owners, sound, runs, BLOCK * stops, BLOCK * (places - starts)
+    return BlockIndex(
+        starts,
+        stops,
+        places,
+        owners,
+        sound,
+        runs,
+        BLOCK_BYTES * stops,
+        BLOCK_BYTES * (places - starts),
     )
 
 
-def added(
-    index: Index,
+def add_to_index(
+    index: BlockIndex,
     owner: int,
-    extents: Extents,
+    extents: Intervals,
     places: NDArray[np.int64],
     sound: NDArray[np.bool_],
-) -> Index:
+) -> BlockIndex:
     """An index with a segment more; where its blocks are known already, the other segment's stay.
 
     Args:
@@ -103,13 +112,13 @@ def added(
     """
     order = np.argsort(extents[:, 0], kind="stable")
     extents, places, sound = extents[order], places[order], sound[order]
-    fresh = minus(extents, index.extents)
+    fresh = subtract_intervals(extents, index.extents)
     if not fresh.size:
         return index
     whole = extents[:, 0].searchsorted(fresh[:, 0], side="right") - 1
     at = index.starts.searchsorted(fresh[:, 0])
     begins = places[whole] + fresh[:, 0] - extents[whole, 0]
-    return _index(
+    return _make_index(
         np.insert(index.starts, at, fresh[:, 0]),
         np.insert(index.stops, at, fresh[:, 1]),
         np.insert(index.places, at, begins),
@@ -118,10 +127,10 @@ def added(
     )
 
 
-def without(index: Index, owners: set[int]) -> Index:
+def remove_from_index(index: BlockIndex, owners: set[int]) -> BlockIndex:
     """An index without some segments."""
     kept = ~np.isin(index.owners, list(owners))
-    return _index(
+    return _make_index(
         index.starts[kept],
         index.stops[kept],
         index.places[kept],
@@ -131,19 +140,19 @@ def without(index: Index, owners: set[int]) -> Index:
 
 
 @final
-class Segments:
+class CacheFileSet:
     """The segments an index is of, by their numbers; a bounded number of them is mapped."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = min(limit, _MOST_BYTES)
+        self._limit = min(limit, _MAX_MAPPED_BYTES)
         self._bytes = 0
-        self.known: dict[int, Segment] = {}
+        self.known: dict[int, CacheFile] = {}
         self.names: dict[str, int] = {}
         self._mapped: OrderedDict[int, None] = OrderedDict()
         self._in_memory = 0
         self._next = 0
 
-    def add(self, segment: Segment) -> int:
+    def add(self, segment: CacheFile) -> int:
         """Number a segment."""
         number, self._next = self._next, self._next + 1
         self.known[number] = segment
@@ -160,7 +169,7 @@ class Segments:
             self.names.pop(segment.name, None)
         self._unmap(number, segment)
 
-    def _unmap(self, number: int, segment: Segment) -> None:
+    def _unmap(self, number: int, segment: CacheFile) -> None:
         if self._mapped.pop(number, 0) is None:
             self._bytes -= segment.table.size
             if segment.name is None:
@@ -185,7 +194,7 @@ class Segments:
         if not self._too_many():
             return gone
         used = [one for one in self._mapped if one != number and self.known[one].used]
-        self._put_behind([*used, number])
+        self._move_behind([*used, number])
         for oldest in [one for one in self._mapped if one != number and one not in busy]:
             if not self._too_many():
                 break
@@ -195,27 +204,27 @@ class Segments:
                 gone.add(oldest)
         return gone
 
-    def _put_behind(self, used: list[int]) -> None:
+    def _move_behind(self, used: list[int]) -> None:
         """Let others give way first: these were read since the last time."""
         for number in used:
             self.known[number].used = False
             self._mapped.move_to_end(number)
 
     def _too_many(self) -> bool:
-        many = len(self._mapped) > _MOST_MAPPED or self._bytes > self._limit
-        return many or self._in_memory > _MOST_IN_MEMORY
+        many = len(self._mapped) > _MAX_MAPPED_FILES or self._bytes > self._limit
+        return many or self._in_memory > _MAX_MEMORY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CachedBlocks:
     """Blocks that are there and stay while this is: an index, and the bytes of the segments that were wanted."""
 
-    index: Index
+    index: BlockIndex
     segments: dict[int, NDArray[np.uint8]]
 
 
-def views_of(
-    held: Held, begins: Places, sizes: Places, dtype: np.dtype[np.generic]
+def view_ranges(
+    held: CachedBlocks, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
 ) -> list[NDArray[Any]]:
     """Stretches of bytes that are held, as items: views, or copies where they lie in several extents.
 
@@ -225,30 +234,30 @@ def views_of(
         sizes: bytes of each [N].
         dtype: of the items; begins and sizes are multiples of its.
     """
-    index, last = held.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK
+    index, last = held.index, (begins + np.maximum(sizes, 1) - 1) // BLOCK_BYTES
     if not begins.size or not index.starts.size:
         return [np.empty(0, dtype) for _ in range(begins.size)]
-    at = index.starts.searchsorted(begins // BLOCK, side="right") - 1
+    at = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
     apart = np.flatnonzero((at < 0) | (index.stops[at] <= last) | (sizes == 0))
     known = held.segments
     if apart.size:
         # Another segment may lie there, which is not wanted: these are put together below.
         known = {**dict.fromkeys(index.owners[at[apart]].tolist(), np.empty(0, np.uint8)), **known}
-    views = cut_out(index, known, at, begins, sizes, dtype)
+    views = slice_ranges(index, known, at, begins, sizes, dtype)
     for number in apart.tolist():
-        views[number] = joint(held, int(begins[number]), int(sizes[number])).view(dtype)
+        views[number] = join_range(held, int(begins[number]), int(sizes[number])).view(dtype)
     return views
 
 
-def cut_out(
-    index: Index,
+def slice_ranges(
+    index: BlockIndex,
     segments: dict[int, NDArray[np.uint8]],
-    at: Places,
-    begins: Places,
-    sizes: Places,
+    at: IntArray,
+    begins: IntArray,
+    sizes: IntArray,
     dtype: np.dtype[np.generic],
 ) -> list[NDArray[Any]]:
-    """Stretches of bytes as items, each in the extent that ``at`` names; arguments as of :func:`views_of`."""
+    """Stretches of bytes as items, each in the extent that ``at`` names; arguments as of :func:`view_ranges`."""
     shift = dtype.itemsize.bit_length() - 1
     typed = {owner: data.view(dtype) for owner, data in segments.items()}
     firsts = (begins + index.shifts[at]) >> shift
@@ -259,16 +268,16 @@ def cut_out(
     ]
 
 
-def joint(held: Held, begin: int, size: int) -> NDArray[np.uint8]:
+def join_range(held: CachedBlocks, begin: int, size: int) -> NDArray[np.uint8]:
     """Bytes that are held, copied together where they lie in several extents."""
     pieces, end, index = [], begin + size, held.index
     while begin < end:
-        at = int(index.starts.searchsorted(begin // BLOCK, side="right")) - 1
+        at = int(index.starts.searchsorted(begin // BLOCK_BYTES, side="right")) - 1
         first, stop = int(index.starts[at]), int(index.stops[at])
-        if at < 0 or begin >= BLOCK * stop:
+        if at < 0 or begin >= BLOCK_BYTES * stop:
             raise AssertionError("what is held covers what was wanted")
-        offset = BLOCK * (int(index.places[at]) - first) + begin
-        some = min(BLOCK * stop, end) - begin
+        offset = BLOCK_BYTES * (int(index.places[at]) - first) + begin
+        some = min(BLOCK_BYTES * stop, end) - begin
         pieces.append(held.segments[int(index.owners[at])][offset : offset + some])
         begin += some
     return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint8)])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from batchloom.core.addresses import scheme_of, shown
+from batchloom.core.addresses import get_scheme, redact_url
 from batchloom.core.errors import (
     BatchloomError,
     DownloadError,
@@ -15,37 +15,43 @@ from batchloom.core.errors import (
     MissingDependencyError,
     NoRangesError,
 )
-from batchloom.remote.gcs import ask_once, numbered
-from batchloom.remote.remote_errors import Fault, fault_of, no_address, their_errors, told
+from batchloom.remote.gcs import disable_retries, translate_gcs_errors
+from batchloom.remote.remote_errors import (
+    RemoteFault,
+    classify_address_error,
+    classify_error,
+    list_library_errors,
+    make_remote_error,
+)
 
 T = TypeVar("T")
 
 # Before the first byte a person waits: what cannot be reached is told at once.
-FIRST_TRIES = 4
-_EXTRAS = {
+MAX_CONNECT_ATTEMPTS = 4
+_EXTRA_BY_SCHEME = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gs"),
     **dict.fromkeys(("http", "https"), "http"),
     "hf": "hf",
 }
-_SECONDS_TO_CONNECT, _SECONDS_TO_ANSWER = 15, 60
-_CONNECTIONS = 96
+_CONNECT_TIMEOUT, _READ_TIMEOUT = 15, 60
+_MAX_CONNECTIONS = 96
 # What ends so is meant to be a page.
-_PAGES = (".html", ".htm", ".xhtml")
+_PAGE_SUFFIXES = (".html", ".htm", ".xhtml")
 
 
-def patience(tries: int) -> float:
+def compute_backoff(tries: int) -> float:
     """Seconds to wait after so many failures in a row: 0.1, 0.4, 1.6, 6.4, 20, 20, ..."""
     return min(0.1 * 4.0 ** (tries - 1), 20.0)
 
 
-def version_of(info: dict[str, Any]) -> str:
+def extract_version(info: dict[str, Any]) -> str:
     """What tells this version of a file from the next, as fsspec's description has it; empty where nothing does."""
-    return next((str(info[name]) for name in _IDENTITY if info.get(name)), "")
+    return next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
 
 
 # What tells one version of a file from the next, the best first, under the names libraries use.
-_IDENTITY = (
+_VERSION_FIELDS = (
     *("blob_id", "ETag", "etag", "md5Hash", "generation", "Content-MD5"),
     *("Last-Modified", "LastModified", "last_modified", "mtime", "updated", "created"),
 )
@@ -53,58 +59,60 @@ _IDENTITY = (
 
 def fetch(url: str, start: int, stop: int, size: int) -> bytes:
     """Bytes [start, stop) of a file of ``size`` bytes, perhaps fewer; raises what its library raises."""
-    return fetch_from(reach(url)[0], url, (start, stop), size)
+    return fetch_from_filesystem(open_filesystem(url)[0], url, (start, stop), size)
 
 
-def fetch_from(fs: Any, url: str, stretch: tuple[int, int], size: int) -> bytes:
+def fetch_from_filesystem(fs: Any, url: str, stretch: tuple[int, int], size: int) -> bytes:
     """As :func:`fetch`, of a file system that was reached before."""
     start, stop = stretch
-    if is_web(url):
+    if is_web_url(url):
         from fsspec.asyn import sync  # noqa: PLC0415 - late
 
-        found: bytes = sync(fs.loop, web_range, fs, url, start, stop)
+        found: bytes = sync(fs.loop, fetch_web_range, fs, url, start, stop)
         return found
     path = fs._strip_protocol(url)  # noqa: SLF001 - as url_to_fs does
-    if scheme_of(url) == "hf":
+    if get_scheme(url) == "hf":
         # Without a size and a cache of its own it asks for more than it is asked for.
         data = fs.cat_file(path, start=start, end=stop, size=size, cache_type="none")
     else:
-        with numbered():
+        with translate_gcs_errors():
             data = fs.cat_file(path, start=start, end=stop)
     return bytes(data)
 
 
-async def web_range(fs: Any, url: str, start: int, stop: int) -> bytes:
+async def fetch_web_range(fs: Any, url: str, start: int, stop: int) -> bytes:
     """Bytes [start, stop) of a file on the web; raises what its library raises.
 
     Raises:
         DownloadError: its server gives no stretches, or a page for people.
     """
-    data, info = await _web_range(fs, url, start, stop)
+    data, info = await _request_web_range(fs, url, start, stop)
     if not info["ranges"]:
-        raise no_stretches(url, info)
+        raise make_no_ranges_error(url, info)
     return data
 
 
-def no_stretches(url: str, info: dict[str, Any]) -> DownloadError:
+def make_no_ranges_error(url: str, info: dict[str, Any]) -> DownloadError:
     """The error to raise where a server gives no stretches of a file on the web, of which ``info`` tells."""
     if info.get("page"):
-        return no_data(url)
+        return make_html_page_error(url)
     return NoRangesError(
-        f"{shown(url)} comes whole or not at all: its server gives no stretches of it (no ranges). Use a server that "
+        f"{redact_url(url)} comes whole or not at all: its server gives no stretches of it (no ranges). Use a "
+        f"server that "
         "does, such as nginx or an object store, name the file by itself, or download it first."
     )
 
 
-def no_data(url: str) -> DownloadError:
+def make_html_page_error(url: str) -> DownloadError:
     """The error to raise where a server answers with a page for people."""
     return DownloadError(
-        f"{shown(url)} is no data: its server answered with a page of HTML, perhaps to log in or to say that there is "
+        f"{redact_url(url)} is no data: its server answered with a page of HTML, perhaps to log in or to say that "
+        f"there is "
         "no such file. Check the address, and that it can be read without a login."
     )
 
 
-def reach(url: str) -> tuple[Any, str]:
+def open_filesystem(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the URL's path in it.
 
     Raises:
@@ -116,48 +124,52 @@ def reach(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs  # noqa: PLC0415
     except ImportError as error:
         raise MissingDependencyError(
-            f"{shown(url)} needs fsspec: pip install fsspec, or name local files."
+            f"{redact_url(url)} needs fsspec: pip install fsspec, or name local files."
         ) from error
-    scheme = scheme_of(url)
+    scheme = get_scheme(url)
     try:
-        fs, path = url_to_fs(scheme + url[len(scheme) :], **_options(scheme))
+        fs, path = url_to_fs(scheme + url[len(scheme) :], **_make_storage_options(scheme))
     except ImportError:
-        extra = _EXTRAS.get(scheme)
+        extra = _EXTRA_BY_SCHEME.get(scheme)
         wanted = (
             f"pip install 'batchloom[{extra}]'" if extra else f"the fsspec library for {scheme}"
         )
         raise MissingDependencyError(
-            f"{shown(url)} needs a library that is not installed: {wanted}, or name local files."
+            f"{redact_url(url)} needs a library that is not installed: {wanted}, or name local files."
         ) from None
     # dir:// takes its missing file system for a string.
     except (ValueError, TypeError, AttributeError):
         raise InputError(
-            f"{shown(url)} is no URL that can be read: {scheme}:// is not known to fsspec, or the address "
+            f"{redact_url(url)} is no URL that can be read: {scheme}:// is not known to fsspec, or the address "
             "is not complete; s3, gs, https, hf and file are known."
         ) from None
     if scheme in ("s3", "s3a"):
         # What fails is tried again by us, in one place and in smaller pieces.
         fs.retries = 1
     elif scheme in ("gs", "gcs"):
-        ask_once(fs)
+        disable_retries(fs)
     return fs, path
 
 
 @functools.cache
-def _options(scheme: str) -> dict[str, Any]:
+def _make_storage_options(scheme: str) -> dict[str, Any]:
     if scheme in ("s3", "s3a"):
         config = {
             "retries": {"total_max_attempts": 2, "mode": "standard"},
-            "connect_timeout": _SECONDS_TO_CONNECT,
-            "read_timeout": _SECONDS_TO_ANSWER,
-            "max_pool_connections": _CONNECTIONS,
+            "connect_timeout": _CONNECT_TIMEOUT,
+            "read_timeout": _READ_TIMEOUT,
+            "max_pool_connections": _MAX_CONNECTIONS,
         }
-        return {"config_kwargs": config, "use_listings_cache": False, "anon": _anonymous()}
+        return {
+            "config_kwargs": config,
+            "use_listings_cache": False,
+            "anon": _lacks_s3_credentials(),
+        }
     if scheme in ("http", "https"):
         import aiohttp  # noqa: PLC0415 - optional
 
         seconds = aiohttp.ClientTimeout(
-            total=None, sock_connect=_SECONDS_TO_CONNECT, sock_read=_SECONDS_TO_ANSWER
+            total=None, sock_connect=_CONNECT_TIMEOUT, sock_read=_READ_TIMEOUT
         )
         client = {"timeout": seconds, "trust_env": _has_proxies(), "auto_decompress": False}
         return {"client_kwargs": client, "headers": {"Accept-Encoding": "identity"}}
@@ -174,33 +186,33 @@ def _has_proxies() -> bool:
     return bool(getproxies()) or os.path.isfile(netrc)  # noqa: PTH113
 
 
-def _anonymous() -> bool:
+def _lacks_s3_credentials() -> bool:
     """Whether this machine has no credentials for S3: then only public buckets can be read."""
     from botocore.session import Session  # noqa: PLC0415 - optional
 
     return Session().get_credentials() is None
 
 
-def info_of(url: str) -> dict[str, Any]:
+def fetch_file_info(url: str) -> dict[str, Any]:
     """What fsspec says of what lies at a URL; of a file on the web also whether stretches of it can be had."""
-    fs, path = reach(url)
-    if is_web(url):
+    fs, path = open_filesystem(url)
+    if is_web_url(url):
         if url.endswith("/"):
             return {"type": "directory", "ranges": False}
-        info: dict[str, Any] = _web(fs, url, 0, 1)[1]
+        info: dict[str, Any] = _request_web(fs, url, 0, 1)[1]
         return info
-    if scheme_of(url) in ("s3", "s3a", "gs", "gcs"):
+    if get_scheme(url) in ("s3", "s3a", "gs", "gcs"):
         fs.invalidate_cache()
     found: dict[str, Any] = fs.info(path)
     return found
 
 
-def is_web(url: str) -> bool:
+def is_web_url(url: str) -> bool:
     """Whether a URL is an address on the web."""
-    return scheme_of(url) in ("http", "https")
+    return get_scheme(url) in ("http", "https")
 
 
-def _web(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
+def _request_web(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
     """A stretch of a file on the web, and what the answer says of the file.
 
     fsspec's own look at a web file takes every fault for a missing file, asks with HEAD, which
@@ -208,11 +220,13 @@ def _web(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any
     """
     from fsspec.asyn import sync  # noqa: PLC0415 - late
 
-    data, info = sync(fs.loop, _web_range, fs, url, start, stop)
+    data, info = sync(fs.loop, _request_web_range, fs, url, start, stop)
     return data, info
 
 
-async def _web_range(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
+async def _request_web_range(
+    fs: Any, url: str, start: int, stop: int
+) -> tuple[bytes, dict[str, Any]]:
     session = await fs.set_session()
     headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
     async with session.get(fs.encode_url(url), headers=headers) as answer:
@@ -230,12 +244,12 @@ async def _web_range(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, d
             return data, {**facts, "type": "file", "size": int(place[2]), "ranges": True}
         size = answer.headers.get("Content-Length")
         answer.close()
-        page = answer.content_type == "text/html" and not answer.url.path.endswith(_PAGES)
+        page = answer.content_type == "text/html" and not answer.url.path.endswith(_PAGE_SUFFIXES)
         facts |= {"type": "file", "size": size and int(size), "ranges": False, "page": page}
         return b"", facts
 
 
-def whole(url: str) -> Iterator[bytes]:
+def iter_web_file(url: str) -> Iterator[bytes]:
     """All of a file whose server gives no stretches of it, a megabyte at a time.
 
     Raises:
@@ -243,7 +257,7 @@ def whole(url: str) -> Iterator[bytes]:
     """
     import asyncio  # noqa: PLC0415 - late
 
-    fs, _ = reach(url)
+    fs, _ = open_filesystem(url)
 
     async def opened() -> Any:
         session = await fs.set_session()
@@ -262,7 +276,7 @@ def whole(url: str) -> Iterator[bytes]:
         answer.close()
 
 
-def fetch_whole(url: str, *, most: int, seconds: float) -> bytes:
+def fetch_file(url: str, *, most: int, seconds: float) -> bytes:
     """All of a file at a URL, asked again where that may help.
 
     Args:
@@ -279,22 +293,22 @@ def fetch_whole(url: str, *, most: int, seconds: float) -> bytes:
     def look() -> bytes:
         left = ends - time.monotonic()
         if left <= 0:
-            raise _too_slow(url, seconds)
-        fs, path = reach(url)
+            raise _make_timeout_error(url, seconds)
+        fs, path = open_filesystem(url)
         try:
-            if is_web(url):
-                return _web_whole(fs, url, most, left)
+            if is_web_url(url):
+                return _fetch_web_file(fs, url, most, left)
             size = int(fs.info(path)["size"])
             if size > most:
-                raise _too_large(url, size, most)
-            return fetch_from(fs, url, (0, size), size) if size else b""
+                raise _make_too_large_error(url, size, most)
+            return fetch_from_filesystem(fs, url, (0, size), size) if size else b""
         except TimeoutError:
-            raise _too_slow(url, seconds) from None
+            raise _make_timeout_error(url, seconds) from None
 
-    return first_contact(url, look)
+    return run_with_retries(url, look)
 
 
-def _web_whole(fs: Any, url: str, most: int, seconds: float) -> bytes:
+def _fetch_web_file(fs: Any, url: str, most: int, seconds: float) -> bytes:
     """A file of the web, read to its end while it is not larger than allowed."""
     from fsspec.asyn import sync  # noqa: PLC0415 - late
 
@@ -307,7 +321,7 @@ def _web_whole(fs: Any, url: str, most: int, seconds: float) -> bytes:
             async for piece in answer.content.iter_chunked(1 << 20):
                 size += len(piece)
                 if size > most:
-                    raise _too_large(url, max(size, answer.content_length or 0), most)
+                    raise _make_too_large_error(url, max(size, answer.content_length or 0), most)
                 pieces.append(piece)
         return b"".join(pieces)
 
@@ -315,41 +329,42 @@ def _web_whole(fs: Any, url: str, most: int, seconds: float) -> bytes:
     return found
 
 
-def _too_large(url: str, size: int, most: int) -> InputError:
-    return InputError(f"{shown(url)} has {size:,} bytes or more, where {most:,} are allowed")
+def _make_too_large_error(url: str, size: int, most: int) -> InputError:
+    return InputError(f"{redact_url(url)} has {size:,} bytes or more, where {most:,} are allowed")
 
 
-def _too_slow(url: str, seconds: float) -> DownloadError:
+def _make_timeout_error(url: str, seconds: float) -> DownloadError:
     return DownloadError(
-        f"{shown(url)} did not come within {seconds:g} s: its server hangs or is slow; try again, or fetch it first"
+        f"{redact_url(url)} did not come within {seconds:g} s: its server hangs or is slow; try again, or fetch it "
+        f"first"
     )
 
 
-def first_contact(url: str, look: Callable[[], T]) -> T:
+def run_with_retries(url: str, look: Callable[[], T]) -> T:
     """Look at a place; what passes is tried again, what does not is told at once."""
     tries = 0
-    while isinstance(found := outcome(look), Fault):
+    while isinstance(found := capture_fault(look), RemoteFault):
         tries += 1
         if found.what == "missing":
             raise FileNotFoundError
-        if found.what != "passing" or tries == FIRST_TRIES:
-            raise told(found, url)
-        time.sleep(patience(tries))
+        if found.what != "passing" or tries == MAX_CONNECT_ATTEMPTS:
+            raise make_remote_error(found, url)
+        time.sleep(compute_backoff(tries))
     return found
 
 
-def outcome(work: Callable[[], T]) -> T | Fault:
+def capture_fault(work: Callable[[], T]) -> T | RemoteFault:
     """What comes of work at a distance, or what went wrong there.
 
     Raises:
         BatchloomError: what the work itself raises of ours.
     """
     try:
-        with numbered():
+        with translate_gcs_errors():
             return work()
     except BatchloomError:
         raise
-    except their_errors() as error:
-        return fault_of(error)
+    except list_library_errors() as error:
+        return classify_error(error)
     except (ValueError, TypeError, NotImplementedError) as error:
-        return no_address(error)
+        return classify_address_error(error)

@@ -15,48 +15,50 @@ from typing import final
 
 import numpy as np
 
-from batchloom.remote.intervals import NONE, Extents
+from batchloom.remote.intervals import NO_INTERVALS, Intervals
 
 # struct flock of Linux: type, whence, start, length, process (0 for locks of a description).
-_FLOCK = struct.Struct("hhqqi4x")
-_SET = getattr(fcntl, "F_OFD_SETLK", None)
+_FLOCK_STRUCT = struct.Struct("hhqqi4x")
+_SET_LOCK_COMMAND = getattr(fcntl, "F_OFD_SETLK", None)
 
 
 @final
-class Claims:
-    """The claims of one fetch; use :func:`claiming`."""
+class FetchLocks:
+    """The claims of one fetch; use :func:`open_fetch_locks`."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
-    def take(self, extents: Extents) -> Extents:
+    def take(self, extents: Intervals) -> Intervals:
         """Claim those of the extents that nobody else has; gives these."""
-        if self._descriptor is None or _SET is None:
+        if self._descriptor is None or _SET_LOCK_COMMAND is None:
             return extents
         taken = []
         for start, stop in extents.tolist():
             try:
-                fcntl.fcntl(self._descriptor, _SET, _lock(fcntl.F_WRLCK, start, stop))
+                fcntl.fcntl(
+                    self._descriptor, _SET_LOCK_COMMAND, _pack_flock(fcntl.F_WRLCK, start, stop)
+                )
             except BlockingIOError:
                 continue
             except OSError:
                 # No such locks here.
                 return extents
             taken.append((start, stop))
-        return np.array(taken, np.int64) if taken else NONE
+        return np.array(taken, np.int64) if taken else NO_INTERVALS
 
     def release(self) -> None:
         """Give back all of them, also from children that were forked meanwhile."""
-        if self._descriptor is not None and _SET is not None:
-            fcntl.fcntl(self._descriptor, _SET, _lock(fcntl.F_UNLCK, 0, 0))
+        if self._descriptor is not None and _SET_LOCK_COMMAND is not None:
+            fcntl.fcntl(self._descriptor, _SET_LOCK_COMMAND, _pack_flock(fcntl.F_UNLCK, 0, 0))
 
 
-def _lock(kind: int, start: int, stop: int) -> bytes:
-    return _FLOCK.pack(kind, os.SEEK_SET, start, stop - start, 0)
+def _pack_flock(kind: int, start: int, stop: int) -> bytes:
+    return _FLOCK_STRUCT.pack(kind, os.SEEK_SET, start, stop - start, 0)
 
 
 @contextmanager
-def claiming(path: Path) -> Iterator[Claims]:
+def open_fetch_locks(path: Path) -> Iterator[FetchLocks]:
     """Claim blocks of one store on a node.
 
     Args:
@@ -65,9 +67,9 @@ def claiming(path: Path) -> Iterator[Claims]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
-        yield Claims(None)
+        yield FetchLocks(None)
         return
-    claims = Claims(descriptor)
+    claims = FetchLocks(descriptor)
     try:
         yield claims
     finally:

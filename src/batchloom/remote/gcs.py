@@ -8,7 +8,7 @@ from typing import Any
 from batchloom.remote.remote_errors import AnswerError
 
 
-def ask_once(fs: Any) -> None:
+def disable_retries(fs: Any) -> None:
     """Have a file system of gcsfs ask once where it would ask six times, a minute in all.
 
     What fails is asked again by us.
@@ -19,7 +19,7 @@ def ask_once(fs: Any) -> None:
 
 
 @contextlib.contextmanager
-def numbered() -> Iterator[None]:
+def translate_gcs_errors() -> Iterator[None]:
     """Turn what gcsfs tells in words alone into an error with the number of the answer.
 
     Raises:

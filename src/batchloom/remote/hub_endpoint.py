@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from batchloom.core.errors import InputError
 
 
-def check_hub_address() -> None:
+def check_hub_endpoint() -> None:
     """Refuse an ``HF_ENDPOINT`` that is no web address. It is not repeated: there may be a password in it.
 
     Raises:

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Extents = NDArray[np.int64]
+Intervals = NDArray[np.int64]
 
 # Bytes of a block, by which files are checked, fetched and cached.
-BLOCK = 4096
-NONE: Extents = np.empty((0, 2), np.int64)
+BLOCK_BYTES = 4096
+NO_INTERVALS: Intervals = np.empty((0, 2), np.int64)
 
 
-def joined(starts: Any, stops: Any) -> Extents:
+def merge_intervals(starts: Any, stops: Any) -> Intervals:
     """The blocks of any stretches, in any order and overlapping, as extents."""
     starts, stops = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
     filled = stops > starts
     starts, stops = starts[filled], stops[filled]
     if not starts.size:
-        return NONE
+        return NO_INTERVALS
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(stops[order])
     first = np.concatenate([[True], starts[1:] > ends[:-1]])
@@ -29,9 +29,9 @@ def joined(starts: Any, stops: Any) -> Extents:
     return np.stack([starts[first], ends[last]], axis=1)
 
 
-def minus(wanted: Extents, have: Extents) -> Extents:
+def subtract_intervals(wanted: Intervals, have: Intervals) -> Intervals:
     """The blocks of ``wanted`` that are not in ``have``."""
-    near = have[touching(have, wanted)]
+    near = have[mask_overlaps(have, wanted)]
     if not near.size or not wanted.size:
         return wanted
     points = np.concatenate([wanted[:, 0], wanted[:, 1], near[:, 0], near[:, 1]])
@@ -42,10 +42,12 @@ def minus(wanted: Extents, have: Extents) -> Extents:
     state = np.cumsum(np.concatenate([begins, ends, least, -least])[order])[:-1]
     points = points[order]
     alone = state == 1
-    return joined(points[:-1][alone], points[1:][alone])
+    return merge_intervals(points[:-1][alone], points[1:][alone])
 
 
-def parted(wanted: Extents, starts: Any, stops: Any) -> tuple[NDArray[np.int64], Extents]:
+def split_by_ranges(
+    wanted: Intervals, starts: Any, stops: Any
+) -> tuple[NDArray[np.int64], Intervals]:
     """What is wanted, cut where it goes from one stretch to the next: the stretch of each piece, and the pieces.
 
     Args:
@@ -62,7 +64,7 @@ def parted(wanted: Extents, starts: Any, stops: Any) -> tuple[NDArray[np.int64],
     return rows, np.stack([begins, ends], axis=1)
 
 
-def touching(extents: Extents, others: Extents) -> NDArray[np.bool_]:
+def mask_overlaps(extents: Intervals, others: Intervals) -> NDArray[np.bool_]:
     """For each of ``extents`` whether it shares a block with one of ``others``."""
     first = extents[:, 1].searchsorted(others[:, 0], side="right")
     stop = extents[:, 0].searchsorted(others[:, 1], side="left")
@@ -73,9 +75,9 @@ def touching(extents: Extents, others: Extents) -> NDArray[np.bool_]:
     return found
 
 
-def bridged(
-    extents: Extents, files: NDArray[np.int64], share: float, always: NDArray[np.int64]
-) -> Extents:
+def bridge_gaps(
+    extents: Intervals, files: NDArray[np.int64], share: float, always: NDArray[np.int64]
+) -> Intervals:
     """Extents with the smallest gaps between them filled, where a request costs more than a few blocks.
 
     Args:
@@ -93,13 +95,13 @@ def bridged(
     same = same[np.argsort(gaps[same], kind="stable")]
     allowed = share * float((extents[:, 1] - extents[:, 0]).sum())
     chosen = np.concatenate([small, same[np.cumsum(gaps[same]) <= allowed]])
-    return joined(
+    return merge_intervals(
         np.concatenate([extents[:, 0], extents[chosen, 1]]),
         np.concatenate([extents[:, 1], extents[chosen + 1, 0]]),
     )
 
 
-def cut(extents: Extents, most: int) -> Extents:
+def split_intervals(extents: Intervals, most: int) -> Intervals:
     """The same blocks in extents of at most ``most`` blocks, which may touch."""
     sizes = extents[:, 1] - extents[:, 0]
     pieces = -(-sizes // most)
@@ -109,13 +111,13 @@ def cut(extents: Extents, most: int) -> Extents:
     return np.stack([starts, np.minimum(starts + most, np.repeat(extents[:, 1], pieces))], axis=1)
 
 
-def grouped(extents: Extents, most: int) -> list[Extents]:
+def group_intervals(extents: Intervals, most: int) -> list[Intervals]:
     """Extents in groups of about ``most`` blocks, in order."""
     ends = np.cumsum(extents[:, 1] - extents[:, 0])
     bounds = np.flatnonzero(np.diff((ends - 1) // most)) + 1
     return [group for group in np.split(extents, bounds) if len(group)]
 
 
-def blocks_of(extents: Extents) -> int:
+def count_interval_blocks(extents: Intervals) -> int:
     """How many blocks there are in extents."""
     return int((extents[:, 1] - extents[:, 0]).sum())

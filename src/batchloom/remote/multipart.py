@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import OutputError
-from batchloom.core.files import because, open_regular
+from batchloom.core.files import describe_os_error, open_regular_file
 
 # Held in memory for each part under way.
 PART_BYTES = 16 << 20
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class UploadPart:
     """A stretch of a file; numbers begin at 1."""
 
     number: int
@@ -31,7 +31,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class PartChecksums:
     """The MD5 and SHA-256 of a part's bytes."""
 
     md5: bytes
@@ -39,7 +39,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ObjectChecksums:
     """What the store calls an object of this content.
 
     Attributes:
@@ -51,17 +51,18 @@ class Known:
     sha256: str
 
 
-def parts_of(size: int, least: int = PART_BYTES) -> list[Part]:
+def plan_parts(size: int, least: int = PART_BYTES) -> list[UploadPart]:
     """A file of ``size`` bytes in parts of one size, at most 10,000; a file without bytes is one."""
-    step = max(least, -(-size // _MOST_PARTS // _MIB) * _MIB)
+    step = max(least, -(-size // _MAX_PARTS // _MIB) * _MIB)
     starts = range(0, max(size, 1), step)
     return [
-        Part(number, start, min(start + step, size)) for number, start in enumerate(starts, start=1)
+        UploadPart(number, start, min(start + step, size))
+        for number, start in enumerate(starts, start=1)
     ]
 
 
 @contextlib.contextmanager
-def reading_back(path: Path) -> Iterator[None]:
+def wrap_read_errors(path: Path) -> Iterator[None]:
     """Turn the system's refusal to give back what a job has written into one sentence.
 
     Raises:
@@ -71,17 +72,17 @@ def reading_back(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{path} cannot be read: {because(error)}; then give the same command again: it goes on."
+            f"{path} cannot be read: {describe_os_error(error)}; then give the same command again: it goes on."
         ) from error
 
 
-def read_part(path: Path, part: Part) -> bytes:
+def read_part(path: Path, part: UploadPart) -> bytes:
     """The bytes of a part.
 
     Raises:
         OutputError: the file cannot be read, or is shorter than it was.
     """
-    with reading_back(path), open_regular(path) as file:
+    with wrap_read_errors(path), open_regular_file(path) as file:
         file.seek(part.start)
         data = file.read(part.stop - part.start)
         if len(data) != part.stop - part.start:
@@ -89,34 +90,38 @@ def read_part(path: Path, part: Part) -> bytes:
     return data
 
 
-def sums_of(data: bytes) -> Sums:
+def compute_part_checksums(data: bytes) -> PartChecksums:
     """The checksums of a part."""
     md5 = hashlib.md5(data, usedforsecurity=False)
-    return Sums(md5.digest(), hashlib.sha256(data).digest())
+    return PartChecksums(md5.digest(), hashlib.sha256(data).digest())
 
 
-def known_by(parts: Sequence[Sums]) -> Known:
+def combine_checksums(parts: Sequence[PartChecksums]) -> ObjectChecksums:
     """What an object of these parts is known by.
 
     Source: the S3 API, "Checking object integrity"; an object of one part is put as a whole.
     """
     if len(parts) == 1:
-        return Known(parts[0].md5.hex(), in_base64(parts[0].sha256))
+        return ObjectChecksums(parts[0].md5.hex(), encode_base64(parts[0].sha256))
     md5 = hashlib.md5(b"".join(one.md5 for one in parts), usedforsecurity=False)
     sha256 = hashlib.sha256(b"".join(one.sha256 for one in parts)).digest()
-    return Known(f"{md5.hexdigest()}-{len(parts)}", f"{in_base64(sha256)}-{len(parts)}")
+    return ObjectChecksums(
+        f"{md5.hexdigest()}-{len(parts)}", f"{encode_base64(sha256)}-{len(parts)}"
+    )
 
 
-def known_file(path: Path, size: int) -> Known:
+def compute_object_checksums(path: Path, size: int) -> ObjectChecksums:
     """What the file at ``path`` would be known by.
 
     Raises:
         OutputError: it cannot be read.
     """
-    return known_by([sums_of(read_part(path, part)) for part in parts_of(size)])
+    return combine_checksums(
+        [compute_part_checksums(read_part(path, part)) for part in plan_parts(size)]
+    )
 
 
-def proven(answer: Mapping[str, Any], known: Known) -> bool | None:
+def confirms_content(answer: Mapping[str, Any], known: ObjectChecksums) -> bool | None:
     """Whether an answer of the store says that an object has this content; None where it does not say.
 
     A checksum that is given back is believed only where the ETag can be none: a store that
@@ -133,6 +138,6 @@ def proven(answer: Mapping[str, Any], known: Known) -> bool | None:
     return None
 
 
-def in_base64(digest: bytes) -> str:
+def encode_base64(digest: bytes) -> str:
     """A digest as headers carry it."""
     return base64.b64encode(digest).decode()

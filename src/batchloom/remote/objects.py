@@ -12,15 +12,21 @@ from typing import Any
 
 import xxhash
 
-from batchloom.core.addresses import scheme_of, shown
-from batchloom.remote.client import first_contact, info_of, is_web, reach, version_of
-from batchloom.remote.parallel_map import begun
+from batchloom.core.addresses import get_scheme, redact_url
+from batchloom.remote.client import (
+    extract_version,
+    fetch_file_info,
+    is_web_url,
+    open_filesystem,
+    run_with_retries,
+)
+from batchloom.remote.parallel_map import prefetch_items
 
 # No device of this machine has this number.
-_ELSEWHERE = -1
+_REMOTE_DEVICE = -1
 
 
-def remote_status(url: str) -> os.stat_result | None:
+def stat_remote(url: str) -> os.stat_result | None:
     """What lies at a URL; None where there is nothing.
 
     Raises:
@@ -28,110 +34,112 @@ def remote_status(url: str) -> os.stat_result | None:
         AccessError: it may not be read.
         DownloadError: it cannot be reached.
     """
-    if (known := _LOOKED_AT.pop(url, None)) is not None:
+    if (known := _STATUS_CACHE.pop(url, None)) is not None:
         return known
     try:
-        return first_contact(url, lambda: status_of(url, _info(url)))
+        return run_with_retries(url, lambda: make_stat_result(url, _fetch_info(url)))
     except FileNotFoundError:
         return None
 
 
 # What was found a moment ago, for the next who asks, and whether stretches of it can be had.
-_LOOKED_AT: dict[str, os.stat_result] = {}
-_RANGES: dict[str, bool] = {}
+_STATUS_CACHE: dict[str, os.stat_result] = {}
+_RANGE_SUPPORT: dict[str, bool] = {}
 
 
-def look_ahead(url: str) -> os.stat_result | None:
-    """What :func:`remote_status` says; it says so once more without asking anybody.
+def prefetch_status(url: str) -> os.stat_result | None:
+    """What :func:`stat_remote` says; it says so once more without asking anybody.
 
     Raises:
-        InputError: as :func:`remote_status`.
+        InputError: as :func:`stat_remote`.
     """
-    found = remote_status(url)
+    found = stat_remote(url)
     if found is not None:
-        _LOOKED_AT[url] = found
+        _STATUS_CACHE[url] = found
     return found
 
 
-def forget_looks() -> None:
+def clear_status_cache() -> None:
     """Ask anew for everything."""
-    _LOOKED_AT.clear()
-    _RANGES.clear()
+    _STATUS_CACHE.clear()
+    _RANGE_SUPPORT.clear()
 
 
-def remote_glob(pattern: str) -> list[tuple[str, os.stat_result]]:
+def glob_remote(pattern: str) -> list[tuple[str, os.stat_result]]:
     """The files that match a URL with wildcards, sorted; each with its URL.
 
     Raises:
-        InputError: as :func:`remote_status`.
+        InputError: as :func:`stat_remote`.
     """
-    fs, path = reach(pattern)
-    return _described(fs, pattern, lambda: fs.glob(path, detail=True))
+    fs, path = open_filesystem(pattern)
+    return _list_with_status(fs, pattern, lambda: fs.glob(path, detail=True))
 
 
-def remote_files(url: str) -> list[tuple[str, str, os.stat_result]]:
+def list_remote_files(url: str) -> list[tuple[str, str, os.stat_result]]:
     """All files below the URL of a folder, sorted by path; each with its URL and path inside.
 
     Raises:
-        InputError: as :func:`remote_status`.
+        InputError: as :func:`stat_remote`.
     """
-    fs, path = reach(url)
+    fs, path = open_filesystem(url)
     base = len(fs.unstrip_protocol(path).rstrip("/")) + 1
-    files = _described(fs, url, lambda: fs.find(path, detail=True))
-    return [(place, shown(place)[base:], status) for place, status in files]
+    files = _list_with_status(fs, url, lambda: fs.find(path, detail=True))
+    return [(place, redact_url(place)[base:], status) for place, status in files]
 
 
-def _described(
+def _list_with_status(
     fs: Any, url: str, look: Callable[[], dict[str, Any]]
 ) -> list[tuple[str, os.stat_result]]:
     files = []
     try:
-        found = first_contact(url, look)
+        found = run_with_retries(url, look)
     except FileNotFoundError:
         return []
-    listed = lists_well(url)
+    listed = has_reliable_listing(url)
     places = [
         (fs.unstrip_protocol(name), info)
         for name, info in found.items()
         if info.get("type") != "directory"
     ]
     # Elsewhere a listing says less of a file than a look at it, or says it in another way.
-    for place, info in places if listed else begun(places, lambda one: look_ahead(one[0])):
-        status = status_of(place, info) if listed else remote_status(place)
+    for place, info in (
+        places if listed else prefetch_items(places, lambda one: prefetch_status(one[0]))
+    ):
+        status = make_stat_result(place, info) if listed else stat_remote(place)
         if status is not None and not stat.S_ISDIR(status.st_mode):
             files.append((place, status))
     return sorted(files, key=lambda file: file[0].split("/"))
 
 
-def status_of(url: str, info: dict[str, Any]) -> os.stat_result:
+def make_stat_result(url: str, info: dict[str, Any]) -> os.stat_result:
     """What fsspec says of a file, in the system's form."""
     folder = info.get("type") == "directory"
-    stamp = xxhash.xxh3_64_intdigest(version_of(info).encode()) >> 4
+    stamp = xxhash.xxh3_64_intdigest(extract_version(info).encode()) >> 4
     mode = stat.S_IFDIR if folder else stat.S_IFREG
     inode = xxhash.xxh3_64_intdigest(url.encode()) >> 1
     size = int(info.get("size") or 0)
     return os.stat_result(
-        (mode, inode, _ELSEWHERE, 1, 0, 0, size, 0, stamp // 10**9, 0), {"st_mtime_ns": stamp}
+        (mode, inode, _REMOTE_DEVICE, 1, 0, 0, size, 0, stamp // 10**9, 0), {"st_mtime_ns": stamp}
     )
 
 
-def lists_well(url: str) -> bool:
+def has_reliable_listing(url: str) -> bool:
     """Whether a listing tells as much of a file as a look at it, and in the same way."""
-    return scheme_of(url) in _LIST_WELL
+    return get_scheme(url) in _RELIABLE_LISTING_SCHEMES
 
 
-_LIST_WELL = ("s3", "s3a", "gs", "gcs", "hf")
+_RELIABLE_LISTING_SCHEMES = ("s3", "s3a", "gs", "gcs", "hf")
 
 
-def has_ranges(url: str) -> bool:
+def supports_ranges(url: str) -> bool:
     """Whether stretches of a file can be had: some web servers give whole files only."""
-    if (known := _RANGES.pop(url, None)) is not None:
+    if (known := _RANGE_SUPPORT.pop(url, None)) is not None:
         return known
-    return not is_web(url) or bool(first_contact(url, lambda: _info(url))["ranges"])
+    return not is_web_url(url) or bool(run_with_retries(url, lambda: _fetch_info(url))["ranges"])
 
 
-def _info(url: str) -> dict[str, Any]:
-    info = info_of(url)
-    if is_web(url) and "ranges" in info:
-        _RANGES[url] = bool(info["ranges"])
+def _fetch_info(url: str) -> dict[str, Any]:
+    info = fetch_file_info(url)
+    if is_web_url(url) and "ranges" in info:
+        _RANGE_SUPPORT[url] = bool(info["ranges"])
     return info

@@ -10,22 +10,22 @@ from batchloom.core.errors import BatchloomError
 
 T = TypeVar("T")
 
-_AT_ONCE = 16
+_MAX_CONCURRENT = 16
 _END: Any = object()
 
 
-def begun(items: Iterable[T], begin: Callable[[T], object]) -> Iterator[T]:
+def prefetch_items(items: Iterable[T], begin: Callable[[T], object]) -> Iterator[T]:
     """The items in order, for each of which ``begin`` was called, sixteen at the same time.
 
     A fault of ``begin`` is of no account here: whoever does the work meets it again, and tells it.
     """
     waiting: deque[tuple[T, Future[None]]] = deque()
     source = iter(items)
-    pool = ThreadPoolExecutor(_AT_ONCE, "ahead")
+    pool = ThreadPoolExecutor(_MAX_CONCURRENT, "ahead")
     try:
         while True:
-            while len(waiting) < 2 * _AT_ONCE and (found := next(source, _END)) is not _END:
-                waiting.append((found, pool.submit(_quietly, begin, found)))
+            while len(waiting) < 2 * _MAX_CONCURRENT and (found := next(source, _END)) is not _END:
+                waiting.append((found, pool.submit(_run_quietly, begin, found)))
             if not waiting:
                 return
             item, coming = waiting.popleft()
@@ -35,6 +35,6 @@ def begun(items: Iterable[T], begin: Callable[[T], object]) -> Iterator[T]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _quietly(begin: Callable[[T], object], item: T) -> None:
+def _run_quietly(begin: Callable[[T], object], item: T) -> None:
     with contextlib.suppress(BatchloomError, OSError):
         begin(item)

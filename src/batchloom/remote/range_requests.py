@@ -10,35 +10,46 @@ from typing import TYPE_CHECKING, Any, final
 import xxhash
 
 from batchloom.core.errors import BatchloomError
-from batchloom.remote.client import fetch_from, is_web, patience, reach, web_range
-from batchloom.remote.gcs import numbered
-from batchloom.remote.remote_errors import Fault, fault_of, no_address, their_errors
+from batchloom.remote.client import (
+    compute_backoff,
+    fetch_from_filesystem,
+    fetch_web_range,
+    is_web_url,
+    open_filesystem,
+)
+from batchloom.remote.gcs import translate_gcs_errors
+from batchloom.remote.remote_errors import (
+    RemoteFault,
+    classify_address_error,
+    classify_error,
+    list_library_errors,
+)
 
 if TYPE_CHECKING:
     import asyncio
 
 # Requests on their way at the same time: with 50 ms and 128 KiB each that is 250 MB/s; aiohttp holds 100 connections.
-AT_ONCE = 96
-_THREADS = 16
-_TRIES = 8
+MAX_CONCURRENT_REQUESTS = 96
+_MAX_THREADS = 16
+_MAX_ATTEMPTS = 8
 # A file that ends early did not lose its end in passing.
-_SHORT_TRIES = 3
+_MAX_SHORT_ATTEMPTS = 3
 
 
 class RangeError(Exception):
     """A stretch that cannot be had: the file's name, and what went wrong."""
 
-    def __init__(self, name: str, fault: Fault) -> None:
+    def __init__(self, name: str, fault: RemoteFault) -> None:
         super().__init__(f"{name}: {fault.words}")
         self.name, self.fault = name, fault
 
 
-class _ShortError(OSError):
+class _ShortReadError(OSError):
     pass
 
 
 @final
-class Ranges:
+class RangeFetcher:
     """Asks for stretches of files below one URL. Safe to share between threads and to use after a fork.
 
     Args:
@@ -69,7 +80,7 @@ class Ranges:
             MissingDependencyError: no library for such URLs is installed.
             InputError: there are no such URLs.
         """
-        self._reach()
+        self._connect()
         if self._turns is not None:
             import asyncio  # noqa: PLC0415 - stores of this machine need none
 
@@ -79,20 +90,20 @@ class Ranges:
             raise AssertionError("a file system without a loop is asked by threads")
         return self._threads.submit(self._wait, name, start, stop, size)
 
-    def _reach(self) -> None:
+    def _connect(self) -> None:
         """Connect, once a process: what a library keeps open does not live on in a forked one."""
         if self._process == os.getpid():
             return
         with self._lock:
             if self._process == os.getpid():
                 return
-            self._fs, _ = reach(self.url)
+            self._fs, _ = open_filesystem(self.url)
             if getattr(self._fs, "async_impl", False):
                 import asyncio  # noqa: PLC0415 - late
 
-                self._turns, self._threads = asyncio.Semaphore(AT_ONCE), None
+                self._turns, self._threads = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS), None
             else:
-                self._turns, self._threads = None, ThreadPoolExecutor(_THREADS, "ranges")
+                self._turns, self._threads = None, ThreadPoolExecutor(_MAX_THREADS, "ranges")
             self._process = os.getpid()
 
     async def _ask(self, name: str, start: int, stop: int) -> bytes:
@@ -107,61 +118,61 @@ class Ranges:
                     return self._whole(await self._stretch(url, start, stop), stop - start)
             except BatchloomError:
                 raise
-            except _errors() as error:
+            except _list_errors() as error:
                 tries += 1
-                await asyncio.sleep(_again(name, tries, error, start))
+                await asyncio.sleep(_compute_retry_delay(name, tries, error, start))
 
     def _stretch(self, url: str, start: int, stop: int) -> Awaitable[bytes]:
-        if is_web(url):
-            return web_range(self._fs, url, start, stop)
-        return _cat(self._fs, url, start, stop)
+        if is_web_url(url):
+            return fetch_web_range(self._fs, url, start, stop)
+        return _cat_range(self._fs, url, start, stop)
 
     def _wait(self, name: str, start: int, stop: int, size: int) -> bytes:
         url, tries = f"{self.url}/{name}", 0
         while True:
             try:
-                data = fetch_from(self._fs, url, (start, stop), size)
+                data = fetch_from_filesystem(self._fs, url, (start, stop), size)
                 return self._whole(data, stop - start)
             except BatchloomError:
                 raise
-            except _errors() as error:
+            except _list_errors() as error:
                 tries += 1
-                time.sleep(_again(name, tries, error, start))
+                time.sleep(_compute_retry_delay(name, tries, error, start))
 
     def _whole(self, data: bytes, wanted: int) -> bytes:
         self.received += len(data)
         if len(data) != wanted:
-            raise _ShortError(f"only {len(data):,} of {wanted:,} bytes came")
+            raise _ShortReadError(f"only {len(data):,} of {wanted:,} bytes came")
         return data
 
 
-def _errors() -> tuple[type[BaseException], ...]:
-    return (*their_errors(), ValueError, TypeError, NotImplementedError)
+def _list_errors() -> tuple[type[BaseException], ...]:
+    return (*list_library_errors(), ValueError, TypeError, NotImplementedError)
 
 
-async def _cat(fs: Any, url: str, start: int, stop: int) -> bytes:
-    with numbered():
+async def _cat_range(fs: Any, url: str, start: int, stop: int) -> bytes:
+    with translate_gcs_errors():
         data = await fs._cat_file(fs._strip_protocol(url), start=start, end=stop)  # noqa: SLF001
     return bytes(data)
 
 
-def _again(name: str, tries: int, error: BaseException, start: int) -> float:
+def _compute_retry_delay(name: str, tries: int, error: BaseException, start: int) -> float:
     """Seconds to wait before the next try.
 
     Raises:
         RangeError: there is none.
     """
-    if isinstance(error, _ShortError):
-        fault, most = Fault("refused", str(error)), _SHORT_TRIES
-    elif isinstance(error, their_errors()):
-        fault, most = fault_of(error), _TRIES
+    if isinstance(error, _ShortReadError):
+        fault, most = RemoteFault("refused", str(error)), _MAX_SHORT_ATTEMPTS
+    elif isinstance(error, list_library_errors()):
+        fault, most = classify_error(error), _MAX_ATTEMPTS
     else:
-        fault, most = no_address(error), 1  # type: ignore[arg-type]
+        fault, most = classify_address_error(error), 1  # type: ignore[arg-type]
     lasting = fault.what in ("missing", "denied", "exists") or (
-        fault.what == "refused" and not isinstance(error, _ShortError)
+        fault.what == "refused" and not isinstance(error, _ShortReadError)
     )
     if lasting or tries >= most:
         raise RangeError(name, fault) from None
     # Many fail together, and each comes back at another time.
     share = xxhash.xxh3_64_intdigest(f"{name}\n{start}\n{tries}".encode()) / 2**64
-    return patience(tries) * (0.5 + share / 2)
+    return compute_backoff(tries) * (0.5 + share / 2)

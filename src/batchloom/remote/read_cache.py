@@ -14,26 +14,26 @@ from typing import final
 
 # A part of a large file is read and hashed, a group of rows of a table in any order: with room for
 # two of them each is transferred once.
-KEPT_BYTES = 512 << 20
+PAGE_CACHE_BYTES = 512 << 20
 PAGE_BYTES = 64 << 10
 
 # A file at one time: its URL, size and the number of its version.
-Version = tuple[str, int, int]
+FileVersion = tuple[str, int, int]
 
 
 @final
-class Kept:
+class PageCache:
     """Pages of files elsewhere, at most ``most`` bytes of them; may be used by many threads."""
 
-    def __init__(self, most: int = KEPT_BYTES) -> None:
+    def __init__(self, most: int = PAGE_CACHE_BYTES) -> None:
         self._most = most // PAGE_BYTES
-        self._slots: OrderedDict[tuple[Version, int], tuple[int, int]] = OrderedDict()
+        self._slots: OrderedDict[tuple[FileVersion, int], tuple[int, int]] = OrderedDict()
         self._free = list(range(self._most))
         self._file: int | None = None
-        self._coming: set[tuple[Version, int]] = set()
+        self._coming: set[tuple[FileVersion, int]] = set()
         self._lock = threading.Condition()
 
-    def page(self, version: Version, number: int) -> bytes | None:
+    def page(self, version: FileVersion, number: int) -> bytes | None:
         """A page of a file; None where it is not kept."""
         with self._lock:
             place = self._slots.get((version, number))
@@ -49,7 +49,7 @@ class Kept:
             self._free.append(slot)
         return None
 
-    def keep(self, version: Version, first: int, data: bytes) -> None:
+    def keep(self, version: FileVersion, first: int, data: bytes) -> None:
         """Keep whole pages from page ``first`` on; the last one of a file may be short."""
         with self._lock, contextlib.suppress(OSError):
             if self._file is None:
@@ -59,13 +59,13 @@ class Kept:
             for at in range(0, len(data), PAGE_BYTES):
                 self._keep((version, first + at // PAGE_BYTES), data[at : at + PAGE_BYTES])
 
-    def holds(self, version: Version) -> bool:
+    def holds(self, version: FileVersion) -> bool:
         """Whether all of a file is kept."""
         pages = -(-version[1] // PAGE_BYTES)
         with self._lock:
             return all((version, number) in self._slots for number in range(pages))
 
-    def claim(self, version: Version, pages: list[int]) -> list[int]:
+    def claim(self, version: FileVersion, pages: list[int]) -> list[int]:
         """Those of some pages that are not kept and nobody fetches now; the caller must, and ``release`` them.
 
         Where all of them are on their way it waits for one, and gives none. What came since the caller looked is kept.
@@ -78,7 +78,7 @@ class Kept:
             self._coming.update((version, number) for number in mine)
         return mine
 
-    def release(self, version: Version, pages: list[int]) -> None:
+    def release(self, version: FileVersion, pages: list[int]) -> None:
         """Pages were fetched, or not: whoever waits for them looks again."""
         with self._lock:
             self._coming.difference_update((version, number) for number in pages)
@@ -93,7 +93,7 @@ class Kept:
                 os.close(self._file)
                 self._file = None
 
-    def _keep(self, key: tuple[Version, int], data: bytes) -> None:
+    def _keep(self, key: tuple[FileVersion, int], data: bytes) -> None:
         if key in self._slots or self._file is None:
             return
         if not self._free:
@@ -105,4 +105,4 @@ class Kept:
 
 
 # The one of this process: a second would keep the same bytes twice.
-KEPT = Kept()
+PAGE_CACHE = PageCache()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from batchloom.core.addresses import scheme_of, shown
+from batchloom.core.addresses import get_scheme, redact_url
 from batchloom.core.errors import (
     AccessError,
     DownloadError,
@@ -21,10 +21,10 @@ from batchloom.core.errors import (
     OutputError,
 )
 
-What = Literal["missing", "denied", "unreachable", "passing", "exists", "refused"]
+FaultKind = Literal["missing", "denied", "unreachable", "passing", "exists", "refused"]
 
 # What libraries raise that is no OSError, by module; a module that is not loaded raised nothing.
-_THEIRS = (
+_LIBRARY_ERRORS = (
     ("aiohttp", "ClientError"),
     ("botocore.exceptions", "BotoCoreError"),
     ("botocore.exceptions", "ClientError"),
@@ -33,7 +33,7 @@ _THEIRS = (
     ("httpx", "HTTPError"),
     ("httpx2", "HTTPError"),
 )
-_UNREACHABLE = (
+_UNREACHABLE_ERRORS = (
     "ClientConnectorError",
     "ClientConnectorDNSError",
     "EndpointConnectionError",
@@ -43,18 +43,18 @@ _UNREACHABLE = (
     "ConnectionTimeoutError",
     "TransportError",
 )
-_NOT_WHOLE = "its address is none, or not complete ({})"
-_NO_ADDRESS = ("InvalidURL", "InvalidUrlClientError", "ParamValidationError")
-_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
-_PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_BAD_ADDRESS = "its address is none, or not complete ({})"
+_ADDRESS_ERRORS = ("InvalidURL", "InvalidUrlClientError", "ParamValidationError")
+_CREDENTIAL_ERRORS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+_TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 # What object stores answer with 400 or 409 where a body came broken, late or beside another one.
-_PASSING_CODES = (
+_TRANSIENT_CODES = (
     *("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"),
     *("OperationAborted", "ConditionalRequestConflict", "Throttling", "ThrottlingException"),
 )
 # These come with 400, too.
 _DENIED_CODES = ("ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenRefreshRequired")
-_CREDENTIALS = {
+_CREDENTIAL_REMEDIES = {
     "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`",
     "hf": "HF_TOKEN, or `hf auth login`",
@@ -62,10 +62,10 @@ _CREDENTIALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RemoteFault:
     """What an error of a library means, and what to call it; ``status`` is the answer's, 0 without one."""
 
-    what: What
+    what: FaultKind
     words: str
     status: int = 0
 
@@ -78,22 +78,22 @@ class AnswerError(OSError):
         self.status = status
 
 
-def their_errors() -> tuple[type[BaseException], ...]:
+def list_library_errors() -> tuple[type[BaseException], ...]:
     """The errors that mean a fault of a place, of the libraries that are loaded."""
     found: list[type[BaseException]] = [OSError]
-    for module, name in _THEIRS:
+    for module, name in _LIBRARY_ERRORS:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None:
             found.append(kind)
     return tuple(found)
 
 
-def fault_of(error: BaseException) -> Fault:
+def classify_error(error: BaseException) -> RemoteFault:
     """What an error means: what it says itself first, then what caused it."""
-    chain = list(_chain(error))
-    if any(type(one).__name__ in _NO_CREDENTIALS for one in chain):
-        return Fault("denied", "no credentials were found")
-    status = next(filter(None, map(_status, chain)), None)
+    chain = list(_iter_causes(error))
+    if any(type(one).__name__ in _CREDENTIAL_ERRORS for one in chain):
+        return RemoteFault("denied", "no credentials were found")
+    status = next(filter(None, map(_get_status, chain)), None)
     if status is None and isinstance(error, PermissionError):
         status = 403
     if status is None and isinstance(error, FileNotFoundError):
@@ -101,56 +101,56 @@ def fault_of(error: BaseException) -> Fault:
     if status is None and isinstance(error, FileExistsError):
         status = 412
     if status is not None and status >= 400:
-        return _by_status(status, next(filter(None, map(_code, chain)), ""))
-    return _by_kind(error, chain)
+        return _classify_status(status, next(filter(None, map(_get_error_code, chain)), ""))
+    return _classify_type(error, chain)
 
 
-def no_address(error: Exception) -> Fault:
+def classify_address_error(error: Exception) -> RemoteFault:
     """What it means where a library will not have the address, or the answer, before any system failed."""
     if isinstance(error, json.JSONDecodeError):
-        return Fault("refused", "its server answered something else than JSON")
-    return Fault("refused", _NOT_WHOLE.format(type(error).__name__))
+        return RemoteFault("refused", "its server answered something else than JSON")
+    return RemoteFault("refused", _BAD_ADDRESS.format(type(error).__name__))
 
 
-def _by_status(status: int, code: str) -> Fault:
+def _classify_status(status: int, code: str) -> RemoteFault:
     answer = f"{status} {code}".strip()
     if status in (401, 403) or code in _DENIED_CODES:
-        return Fault("denied", f"the answer is {answer}", status)
+        return RemoteFault("denied", f"the answer is {answer}", status)
     if status in (404, 410):
-        return Fault("missing", "it does not exist", status)
+        return RemoteFault("missing", "it does not exist", status)
     if status == 412:
-        return Fault("exists", "it exists already", status)
-    passing = status in _PASSING_STATUS or code in _PASSING_CODES
-    return Fault("passing" if passing else "refused", f"the server answered {answer}", status)
+        return RemoteFault("exists", "it exists already", status)
+    passing = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES
+    return RemoteFault("passing" if passing else "refused", f"the server answered {answer}", status)
 
 
-def _by_kind(error: BaseException, chain: list[BaseException]) -> Fault:
+def _classify_type(error: BaseException, chain: list[BaseException]) -> RemoteFault:
     names = {type(one).__name__ for one in chain}
     if "OfflineModeIsEnabled" in names:
-        return Fault("unreachable", "HF_HUB_OFFLINE is set")
+        return RemoteFault("unreachable", "HF_HUB_OFFLINE is set")
     if any(isinstance(one, ssl.SSLCertVerificationError) for one in chain):
-        return Fault("refused", "the certificate of its server cannot be verified")
+        return RemoteFault("refused", "the certificate of its server cannot be verified")
     if any(isinstance(one, socket.gaierror) for one in chain) or "ClientConnectorDNSError" in names:
-        return Fault("unreachable", "the name of its server is not known here")
+        return RemoteFault("unreachable", "the name of its server is not known here")
     if any(isinstance(one, ConnectionRefusedError) for one in chain):
-        return Fault("unreachable", "the connection was refused")
-    if names.intersection(_NO_ADDRESS):
-        return Fault("refused", _NOT_WHOLE.format(type(error).__name__))
-    if names.intersection(_UNREACHABLE):
-        return Fault("unreachable", "there is no connection to its server")
+        return RemoteFault("unreachable", "the connection was refused")
+    if names.intersection(_ADDRESS_ERRORS):
+        return RemoteFault("refused", _BAD_ADDRESS.format(type(error).__name__))
+    if names.intersection(_UNREACHABLE_ERRORS):
+        return RemoteFault("unreachable", "there is no connection to its server")
     if isinstance(error, TimeoutError):
-        return Fault("passing", "no answer in time")
-    return Fault("passing", f"the connection broke ({type(error).__name__})")
+        return RemoteFault("passing", "no answer in time")
+    return RemoteFault("passing", f"the connection broke ({type(error).__name__})")
 
 
-def told(fault: Fault, url: str) -> InputError:
+def make_remote_error(fault: RemoteFault, url: str) -> InputError:
     """The error to raise for a place whose fault is not going to pass."""
-    place = shown(url)
+    place = redact_url(url)
     if fault.what == "missing":
         return InputMissingError(f"There is no file or folder {place}.")
     if fault.what == "denied":
         return AccessError(
-            f"Access to {place} is denied: {fault.words}; {_remedy(fault, url, 'read')}."
+            f"Access to {place} is denied: {fault.words}; {_describe_remedy(fault, url, 'read')}."
         )
     if fault.what == "refused":
         return DownloadError(f"{place} cannot be read: {fault.words}; check its address.")
@@ -160,7 +160,7 @@ def told(fault: Fault, url: str) -> InputError:
     )
 
 
-def not_written(fault: Fault, url: str, tries: int = 1) -> OutputError:
+def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputError:
     """The error to raise where something cannot be written at a place.
 
     Args:
@@ -168,14 +168,15 @@ def not_written(fault: Fault, url: str, tries: int = 1) -> OutputError:
         url: the place.
         tries: how often it was tried.
     """
-    place = shown(url)
+    place = redact_url(url)
     if fault.what == "missing":
         return OutputError(
             f"Cannot write {place}: there is no such bucket or folder; make it first, or check the address."
         )
     if fault.what == "denied":
         return OutputError(
-            f"Cannot write {place}: {fault.words}; {_remedy(fault, url, 'write')}, then give the same command again."
+            f"Cannot write {place}: {fault.words}; {_describe_remedy(fault, url, 'write')}, then give the same "
+            f"command again."
         )
     if fault.what in ("refused", "exists"):
         return OutputError(f"Cannot write {place}: {fault.words}; check the address.")
@@ -186,15 +187,15 @@ def not_written(fault: Fault, url: str, tries: int = 1) -> OutputError:
     )
 
 
-def _remedy(fault: Fault, url: str, do: str) -> str:
+def _describe_remedy(fault: RemoteFault, url: str, do: str) -> str:
     """What to do where access is denied."""
     if "RequestTimeTooSkewed" in fault.words:
         return "set the clock of this machine"
-    wanted = _CREDENTIALS.get(scheme_of(url).replace("s3a", "s3").replace("gcs", "gs"))
+    wanted = _CREDENTIAL_REMEDIES.get(get_scheme(url).replace("s3a", "s3").replace("gcs", "gs"))
     return f"give credentials that may {do} it ({wanted})" if wanted else f"check who may {do} it"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -206,7 +207,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _status(error: Any) -> int | None:
+def _get_status(error: Any) -> int | None:
     """The status of the answer, wherever a library keeps it."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
@@ -218,7 +219,7 @@ def _status(error: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _code(error: Any) -> str:
+def _get_error_code(error: Any) -> str:
     """The word an object store has for what is wrong."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):

@@ -17,36 +17,36 @@ from typing import Any, Self, final
 
 import xxhash
 
-from batchloom.core.addresses import check_address, has_wildcard, scheme_of, shown
+from batchloom.core.addresses import check_url, get_scheme, has_wildcard, redact_url
 from batchloom.core.errors import InputError, OutputError
-from batchloom.core.files import open_regular
-from batchloom.remote.client import outcome, reach, version_of
+from batchloom.core.files import open_regular_file
+from batchloom.remote.client import capture_fault, extract_version, open_filesystem
 from batchloom.remote.multipart import (
     PART_BYTES,
-    Part,
-    known_file,
-    parts_of,
-    proven,
+    UploadPart,
+    compute_object_checksums,
+    confirms_content,
+    plan_parts,
     read_part,
-    reading_back,
+    wrap_read_errors,
 )
-from batchloom.remote.objects import lists_well
-from batchloom.remote.remote_errors import Fault, fault_of, not_written
-from batchloom.remote.s3_upload import S3Objects
-from batchloom.remote.upload_retry import Asking
+from batchloom.remote.objects import has_reliable_listing
+from batchloom.remote.remote_errors import RemoteFault, classify_error, make_write_error
+from batchloom.remote.s3_upload import S3ObjectWriter
+from batchloom.remote.upload_retry import RequestRetrier
 
 # Bodies of requests in memory at the same time; each is a part of a file.
-_BODIES = 4
+_MAX_BODIES = 4
 # An object that is not what was sent is sent again so often.
-_UPLOADS = 3
-_S3, _GS = ("s3", "s3a"), ("gs", "gcs")
+_MAX_UPLOAD_ATTEMPTS = 3
+_S3_SCHEMES, _GCS_SCHEMES = ("s3", "s3a"), ("gs", "gcs")
 # These give files and take none, or not one by one.
-_READ_ONLY = ("http", "https", "hf")
+_READ_ONLY_SCHEMES = ("http", "https", "hf")
 _NOT_IMPLEMENTED = 501
 
 
 @dataclass(frozen=True, slots=True)
-class FarFile:
+class RemoteFile:
     """What lies under a name: its bytes, and what its service calls this version of it (its ETag, say)."""
 
     size: int
@@ -54,7 +54,7 @@ class FarFile:
 
 
 @final
-class FarFolder:
+class RemoteFolder:
     """A folder behind a URL; use as a context manager. Its methods may be called from several threads.
 
     Args:
@@ -69,30 +69,30 @@ class FarFolder:
     """
 
     def __init__(self, url: str) -> None:
-        scheme = scheme_of(url)
-        if scheme in _READ_ONLY:
+        scheme = get_scheme(url)
+        if scheme in _READ_ONLY_SCHEMES:
             raise InputError(
                 f"The output is a URL ({scheme}://...) where no files can be put, and must be a path of this machine "
                 "or of an object store (s3://bucket/prefix)."
             )
-        check_address(url)
+        check_url(url)
         address = url[len(scheme) + len("://") :].rstrip("/")
         if not address:
             raise InputError(
                 f"The output {scheme}:// names no bucket; write {scheme}://bucket/prefix."
             )
         self._url = f"{scheme}://{address}"
-        self.shown = shown(self._url)
+        self.shown = redact_url(self._url)
         if has_wildcard(self._url):
             raise InputError(
                 f"The output {self.shown} holds a wildcard; name one folder, without * ? and [."
             )
-        self._fs, path = reach(self._url)
+        self._fs, path = open_filesystem(self._url)
         self._base = path.rstrip("/")
         self._ended = threading.Event()
-        self._bodies = ThreadPoolExecutor(_BODIES, "bodies")
-        self._s3 = S3Objects(self._fs, self._bodies) if scheme in _S3 else None
-        self._options = {"chunksize": PART_BYTES} if scheme in _GS else {}
+        self._bodies = ThreadPoolExecutor(_MAX_BODIES, "bodies")
+        self._s3 = S3ObjectWriter(self._fs, self._bodies) if scheme in _S3_SCHEMES else None
+        self._options = {"chunksize": PART_BYTES} if scheme in _GCS_SCHEMES else {}
 
     def __enter__(self) -> Self:
         return self
@@ -105,11 +105,11 @@ class FarFolder:
         """Try nothing again from now on; what is under way ends, with an error where it fails."""
         self._ended.set()
 
-    def files(self, *, first: bool = False) -> dict[str, FarFile]:
+    def files(self, *, first: bool = False) -> dict[str, RemoteFile]:
         """All files of the folder by their names in it, in one listing; empty where there is none.
 
         Args:
-            first: whether this is the job's first word there; see :class:`Asking`.
+            first: whether this is the job's first word there; see :class:`RequestRetrier`.
 
         Raises:
             OutputError: it cannot be listed: no such bucket, no permission, no network.
@@ -121,19 +121,19 @@ class FarFolder:
             return found
 
         try:
-            found = self._asking("", first=first)(listed)
+            found = self._make_retrier("", first=first)(listed)
         except FileNotFoundError:
             if self._s3 is not None:
-                raise self._no_bucket() from None
+                raise self._make_no_bucket_error() from None
             return {}
         files = {}
         for place, info in found.items():
             name = place.strip("/")[len(self._base.strip("/")) + 1 :]
             if info.get("type") != "directory" and (name or info.get("size")):
-                files[name] = _file_of(info)
-        if not lists_well(self._url):
+                files[name] = _make_remote_file(info)
+        if not has_reliable_listing(self._url):
             for name in files:
-                files[name] = _file_of(self._asking(name)(partial(self._info, name)))
+                files[name] = _make_remote_file(self._make_retrier(name)(partial(self._info, name)))
         return files
 
     def read(self, name: str) -> bytes | None:
@@ -143,7 +143,7 @@ class FarFolder:
             OutputError: it cannot be read.
         """
         try:
-            return bytes(self._asking(name)(lambda: self._fs.cat_file(self._path(name))))
+            return bytes(self._make_retrier(name)(lambda: self._fs.cat_file(self._path(name))))
         except FileNotFoundError:
             return None
 
@@ -158,12 +158,12 @@ class FarFolder:
             return found
         try:
             with contextlib.suppress(FileExistsError):
-                self._asking(name)(lambda: self._create(name, data))
+                self._make_retrier(name)(lambda: self._create(name, data))
         except FileNotFoundError:
-            raise self._no_bucket() from None
+            raise self._make_no_bucket_error() from None
         return self.read(name) or b""
 
-    def upload(self, local: Path, name: str) -> FarFile:
+    def upload(self, local: Path, name: str) -> RemoteFile:
         """Write a file, and compare what arrived with it; what is listed of it from now on.
 
         Files above 16 MiB go in parts, at most four of them in memory at the same time.
@@ -171,8 +171,8 @@ class FarFolder:
         Raises:
             OutputError: it cannot be written, or arrives as something else again and again.
         """
-        for _ in range(_UPLOADS):
-            asking = self._asking(name)
+        for _ in range(_MAX_UPLOAD_ATTEMPTS):
+            asking = self._make_retrier(name)
             try:
                 found = self._put(local, name, asking)
             except FileNotFoundError:
@@ -182,11 +182,12 @@ class FarFolder:
             if found is not None:
                 return found
         raise OutputError(
-            f"{self.shown}/{name} is not what was sent, {_UPLOADS} times over: its checksum is another one. Look at "
+            f"{self.shown}/{name} is not what was sent, {_MAX_UPLOAD_ATTEMPTS} times over: its checksum is another "
+            f"one. Look at "
             "what lies between this machine and the store, then give the same command again: it goes on."
         )
 
-    def holds(self, local: Path, name: str, found: FarFile) -> bool:
+    def holds(self, local: Path, name: str, found: RemoteFile) -> bool:
         """Whether what was listed under a name is this file, by its size and its checksum.
 
         Where the service tells no checksum, its bytes are read back and compared.
@@ -194,17 +195,20 @@ class FarFolder:
         Raises:
             OutputError: one of the two cannot be read.
         """
-        with reading_back(local):
+        with wrap_read_errors(local):
             size = local.stat().st_size
         if found.size != size:
             return False
         try:
             if self._s3 is None:
-                return self._is_same(local, name, self._asking(name))
-            known, look = known_file(local, size), self._s3.look
+                return self._has_same_checksum(local, name, self._make_retrier(name))
+            known, look = compute_object_checksums(local, size), self._s3.look
             if found.mark.strip('"') == known.etag:
                 return True
-            return proven(self._asking(name)(lambda: look(self._path(name))), known) is True
+            return (
+                confirms_content(self._make_retrier(name)(lambda: look(self._path(name))), known)
+                is True
+            )
         except FileNotFoundError:
             return False
 
@@ -215,70 +219,70 @@ class FarFolder:
             OutputError: it cannot be deleted.
         """
         with contextlib.suppress(FileNotFoundError):
-            self._asking(name)(lambda: self._fs.rm_file(self._path(name)))
+            self._make_retrier(name)(lambda: self._fs.rm_file(self._path(name)))
 
     def end_uploads(self) -> None:
         """End what killed runs left unfinished below the folder, where the service tells; its parts cost money."""
         if self._s3 is not None:
             ends = self._s3.end_uploads
             # Who may not list them leaves them to the bucket's own rules.
-            outcome(lambda: ends(self._base))
+            capture_fault(lambda: ends(self._base))
 
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"
 
-    def _asking(self, name: str, *, first: bool = False) -> Asking:
-        return Asking(f"{self._url}/{name}".rstrip("/"), self._ended, first=first)
+    def _make_retrier(self, name: str, *, first: bool = False) -> RequestRetrier:
+        return RequestRetrier(f"{self._url}/{name}".rstrip("/"), self._ended, first=first)
 
-    def _no_bucket(self) -> OutputError:
-        return not_written(Fault("missing", ""), self._url)
+    def _make_no_bucket_error(self) -> OutputError:
+        return make_write_error(RemoteFault("missing", ""), self._url)
 
-    def _put(self, local: Path, name: str, asking: Asking) -> FarFile | None:
+    def _put(self, local: Path, name: str, asking: RequestRetrier) -> RemoteFile | None:
         """Write a file once; None where something else arrived."""
         path = self._path(name)
         if self._s3 is not None:
             answer, known = self._s3.put(local, path, asking)
-            told = proven(answer, known)
-            if told or (told is None and self._reads_same(local, name, asking)):
-                return FarFile(local.stat().st_size, str(answer.get("ETag", "")))
+            told = confirms_content(answer, known)
+            if told or (told is None and self._has_same_bytes(local, name, asking)):
+                return RemoteFile(local.stat().st_size, str(answer.get("ETag", "")))
             return None
-        with reading_back(local):
-            open_regular(local).close()
+        with wrap_read_errors(local):
+            open_regular_file(local).close()
         try:
             asking(lambda: self._fs.put_file(os.fspath(local), path, **self._options))
         except OutputError:
             # Some file systems keep what they had when a connection broke.
-            outcome(lambda: self._fs.rm_file(path))
+            capture_fault(lambda: self._fs.rm_file(path))
             raise
-        if not self._is_same(local, name, asking):
+        if not self._has_same_checksum(local, name, asking):
             return None
-        return _file_of(asking(lambda: self._info(name)))
+        return _make_remote_file(asking(lambda: self._info(name)))
 
-    def _is_same(self, local: Path, name: str, asking: Asking) -> bool:
+    def _has_same_checksum(self, local: Path, name: str, asking: RequestRetrier) -> bool:
         """Whether a file lies under a name, by what its service says of it or, where that says little, its bytes."""
         info = asking(lambda: self._info(name))
-        with reading_back(local):
+        with wrap_read_errors(local):
             size = local.stat().st_size
         if int(info.get("size") or 0) != size:
             return False
         if not (told := info.get("md5Hash")):
-            return self._reads_same(local, name, asking)
+            return self._has_same_bytes(local, name, asking)
         digest = hashlib.md5(usedforsecurity=False)
-        for part in parts_of(size):
+        for part in plan_parts(size):
             digest.update(read_part(local, part))
         return digest.digest() == base64.b64decode(told)
 
-    def _reads_same(self, local: Path, name: str, asking: Asking) -> bool:
+    def _has_same_bytes(self, local: Path, name: str, asking: RequestRetrier) -> bool:
         """Whether the bytes under a name are those of a file."""
         here, there = xxhash.xxh3_128(), xxhash.xxh3_128()
-        with reading_back(local):
+        with wrap_read_errors(local):
             size = local.stat().st_size
-        for part in parts_of(size):
+        for part in plan_parts(size):
             here.update(read_part(local, part))
             there.update(asking(partial(self._stretch, name, part)))
         return here.digest() == there.digest()
 
-    def _stretch(self, name: str, part: Part) -> bytes:
+    def _stretch(self, name: str, part: UploadPart) -> bytes:
         if part.start == part.stop:
             return b""
         data: bytes = self._fs.cat_file(self._path(name), start=part.start, end=part.stop)
@@ -297,7 +301,7 @@ class FarFolder:
             else:
                 self._fs.pipe_file(path, data, mode="create")
         except (OSError, TypeError, NotImplementedError) as error:
-            if isinstance(error, OSError) and fault_of(error).status != _NOT_IMPLEMENTED:
+            if isinstance(error, OSError) and classify_error(error).status != _NOT_IMPLEMENTED:
                 raise
             # Whoever reads it back sees who came last.
             if self._fs.exists(path):
@@ -305,5 +309,5 @@ class FarFolder:
             self._fs.pipe_file(path, data)
 
 
-def _file_of(info: dict[str, Any]) -> FarFile:
-    return FarFile(int(info.get("size") or 0), version_of(info))
+def _make_remote_file(info: dict[str, Any]) -> RemoteFile:
+    return RemoteFile(int(info.get("size") or 0), extract_version(info))

@@ -7,27 +7,31 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from batchloom.remote.client import outcome
+from batchloom.remote.client import capture_fault
 from batchloom.remote.multipart import (
-    Known,
-    Part,
-    Sums,
-    in_base64,
-    known_by,
-    parts_of,
-    proven,
+    ObjectChecksums,
+    PartChecksums,
+    UploadPart,
+    combine_checksums,
+    compute_part_checksums,
+    confirms_content,
+    encode_base64,
+    plan_parts,
     read_part,
-    reading_back,
-    sums_of,
+    wrap_read_errors,
 )
-from batchloom.remote.remote_errors import Fault
-from batchloom.remote.upload_retry import FIRST_TRIES, Asking, waiting
+from batchloom.remote.remote_errors import RemoteFault
+from batchloom.remote.upload_retry import (
+    MAX_FIRST_ATTEMPTS,
+    RequestRetrier,
+    compute_jittered_backoff,
+)
 
-Answer = Mapping[str, Any]
+S3Response = Mapping[str, Any]
 
 
 @final
-class S3Objects:
+class S3ObjectWriter:
     """The objects of a bucket, as they are written.
 
     Args:
@@ -38,7 +42,9 @@ class S3Objects:
     def __init__(self, fs: Any, bodies: ThreadPoolExecutor) -> None:
         self._fs, self._bodies = fs, bodies
 
-    def put(self, local: Path, path: str, ask: Asking) -> tuple[Answer, Known]:
+    def put(
+        self, local: Path, path: str, ask: RequestRetrier
+    ) -> tuple[S3Response, ObjectChecksums]:
         """Write a file as the object at ``path``; the store's last answer, and what it must say.
 
         Raises:
@@ -47,15 +53,15 @@ class S3Objects:
         """
         bucket, key, _ = self._fs.split_path(path)
         place = {"Bucket": bucket, "Key": key}
-        with reading_back(local):
-            parts = parts_of(local.stat().st_size)
+        with wrap_read_errors(local):
+            parts = plan_parts(local.stat().st_size)
         if len(parts) > 1:
             return self._put_parts(local, place, parts, ask)
         job = self._bodies.submit(self._put_body, "put_object", local, parts[0], place, ask)
         answer, sums = job.result()
-        return answer, known_by([sums])
+        return answer, combine_checksums([sums])
 
-    def look(self, path: str) -> Answer:
+    def look(self, path: str) -> S3Response:
         """What the store says of an object, its checksums too."""
         bucket, key, _ = self._fs.split_path(path)
         return self._look({"Bucket": bucket, "Key": key})
@@ -85,12 +91,12 @@ class S3Objects:
             }
 
     def _put_parts(
-        self, local: Path, place: dict[str, Any], parts: list[Part], ask: Asking
-    ) -> tuple[Answer, Known]:
+        self, local: Path, place: dict[str, Any], parts: list[UploadPart], ask: RequestRetrier
+    ) -> tuple[S3Response, ObjectChecksums]:
         wanted = {**place, "ChecksumAlgorithm": "SHA256"} if self._sends_checksums else place
         upload = ask(lambda: self._call("create_multipart_upload", wanted))["UploadId"]
         whole = {**place, "UploadId": upload}
-        jobs: list[Future[tuple[Answer, Sums]]] = []
+        jobs: list[Future[tuple[S3Response, PartChecksums]]] = []
         try:
             for part in parts:
                 numbered = {**whole, "PartNumber": part.number}
@@ -98,7 +104,7 @@ class S3Objects:
                     self._bodies.submit(self._put_body, "upload_part", local, part, numbered, ask)
                 )
             done = [job.result() for job in jobs]
-            known = known_by([sums for _, sums in done])
+            known = combine_checksums([sums for _, sums in done])
             return self._complete(whole, parts, done, known, ask), known
         except BaseException:
             ask.give_up()
@@ -106,40 +112,40 @@ class S3Objects:
                 job.cancel()
             # A part that arrives after its upload was ended would stay.
             wait(jobs)
-            self._end_surely(place, upload)
+            self._abort_with_retries(place, upload)
             raise
 
     def _put_body(
-        self, method: str, local: Path, part: Part, place: dict[str, Any], ask: Asking
-    ) -> tuple[Answer, Sums]:
+        self, method: str, local: Path, part: UploadPart, place: dict[str, Any], ask: RequestRetrier
+    ) -> tuple[S3Response, PartChecksums]:
         data = read_part(local, part)
-        sums = sums_of(data)
-        sent = {"ChecksumSHA256": in_base64(sums.sha256)} if self._sends_checksums else {}
+        sums = compute_part_checksums(data)
+        sent = {"ChecksumSHA256": encode_base64(sums.sha256)} if self._sends_checksums else {}
         return ask(lambda: self._call(method, {**place, "Body": data, **sent})), sums
 
     def _complete(
         self,
         whole: dict[str, Any],
-        parts: list[Part],
-        done: list[tuple[Answer, Sums]],
-        known: Known,
-        ask: Asking,
-    ) -> Answer:
+        parts: list[UploadPart],
+        done: list[tuple[S3Response, PartChecksums]],
+        known: ObjectChecksums,
+        ask: RequestRetrier,
+    ) -> S3Response:
         listed = []
         for part, (answer, sums) in zip(parts, done, strict=True):
             one = {"PartNumber": part.number, "ETag": answer["ETag"]}
             if self._sends_checksums:
-                one["ChecksumSHA256"] = in_base64(sums.sha256)
+                one["ChecksumSHA256"] = encode_base64(sums.sha256)
             listed.append(one)
         place = {name: whole[name] for name in ("Bucket", "Key")}
         tried = False
 
-        def complete() -> Answer:
+        def complete() -> S3Response:
             nonlocal tried
             # The answer to an earlier try may have been lost on its way.
             if tried:
-                found = outcome(lambda: self._look(place))
-                if not isinstance(found, Fault) and proven(found, known):
+                found = capture_fault(lambda: self._look(place))
+                if not isinstance(found, RemoteFault) and confirms_content(found, known):
                     return found
             tried = True
             made = {**whole, "MultipartUpload": {"Parts": listed}}
@@ -147,20 +153,20 @@ class S3Objects:
 
         return ask(complete)
 
-    def _look(self, place: dict[str, Any]) -> Answer:
+    def _look(self, place: dict[str, Any]) -> S3Response:
         return self._call("head_object", {**place, "ChecksumMode": "ENABLED"})
 
     def _end(self, place: dict[str, Any], upload: str) -> None:
         self._call("abort_multipart_upload", {**place, "UploadId": upload})
 
-    def _end_surely(self, place: dict[str, Any], upload: str) -> None:
+    def _abort_with_retries(self, place: dict[str, Any], upload: str) -> None:
         """End an upload that failed, whatever the fault; what fails here too is ended by the next run."""
-        for tries in range(1, FIRST_TRIES + 1):
-            done = outcome(lambda: self._end(place, upload))
-            if not isinstance(done, Fault) or done.what not in ("passing", "unreachable"):
+        for tries in range(1, MAX_FIRST_ATTEMPTS + 1):
+            done = capture_fault(lambda: self._end(place, upload))
+            if not isinstance(done, RemoteFault) or done.what not in ("passing", "unreachable"):
                 return
-            if tries < FIRST_TRIES:
-                time.sleep(waiting(tries, upload))
+            if tries < MAX_FIRST_ATTEMPTS:
+                time.sleep(compute_jittered_backoff(tries, upload))
 
     @cached_property
     def _sends_checksums(self) -> bool:

@@ -8,30 +8,30 @@ from typing import TypeVar, final
 import xxhash
 
 from batchloom.core.errors import OutputError
-from batchloom.remote.client import outcome, patience
-from batchloom.remote.remote_errors import Fault, not_written
+from batchloom.remote.client import capture_fault, compute_backoff
+from batchloom.remote.remote_errors import RemoteFault, make_write_error
 
 T = TypeVar("T")
 
 # One request is tried so often, and not again after so many seconds.
-TRIES, SECONDS = 8, 300.0
+MAX_UPLOAD_ATTEMPTS, MAX_RETRY_SECONDS = 8, 300.0
 # Where the first word of a job is not heard, a person waits.
-FIRST_TRIES = 4
+MAX_FIRST_ATTEMPTS = 4
 # Said by threads that nobody listens to any longer.
 _STOPPED = "Stopped."
 
 
-def waiting(tries: int, name: str) -> float:
+def compute_jittered_backoff(tries: int, name: str) -> float:
     """Seconds to wait after so many failures in a row; as many uploads fail together, each waits another time.
 
-    Between a half and all of what :func:`patience` says, by the name of what is written.
+    Between a half and all of what :func:`compute_backoff` says, by the name of what is written.
     """
     share = xxhash.xxh3_64_intdigest(f"{name}\n{tries}".encode()) / 2**64
-    return patience(tries) * (0.5 + share / 2)
+    return compute_backoff(tries) * (0.5 + share / 2)
 
 
 @final
-class Asking:
+class RequestRetrier:
     """What a job asks of one place.
 
     Args:
@@ -53,13 +53,13 @@ class Asking:
             OutputError: it failed for good.
         """
         began = time.monotonic()
-        most = FIRST_TRIES if self._first else TRIES
+        most = MAX_FIRST_ATTEMPTS if self._first else MAX_UPLOAD_ATTEMPTS
         tries = 0
         while True:
             if self._ended.is_set():
                 raise OutputError(_STOPPED)
-            found = outcome(work)
-            if not isinstance(found, Fault):
+            found = capture_fault(work)
+            if not isinstance(found, RemoteFault):
                 return found
             tries += 1
             if found.what == "missing":
@@ -67,10 +67,10 @@ class Asking:
             if found.what == "exists":
                 raise FileExistsError
             passing = found.what == "passing" or (found.what == "unreachable" and not self._first)
-            late = tries == most or time.monotonic() - began > SECONDS
+            late = tries == most or time.monotonic() - began > MAX_RETRY_SECONDS
             if not passing or late or self._given_up.is_set():
-                raise not_written(found, self._url, tries)
-            self._ended.wait(waiting(tries, self._url))
+                raise make_write_error(found, self._url, tries)
+            self._ended.wait(compute_jittered_backoff(tries, self._url))
 
     def give_up(self) -> None:
         """Try nothing again from now on."""

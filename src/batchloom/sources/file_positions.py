@@ -1,13 +1,13 @@
 """Where people find a record: the line or the row that an editor or a table shows."""
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import RecordError, record_error
-from batchloom.sources.files import ReadRules, Source, way_of
+from batchloom.core.errors import RecordError, make_record_error
+from batchloom.sources.files import ReadRules, Source, choose_read_method
 
-_SHOWN = 60
+_MAX_SNIPPET_LENGTH = 60
 
 
-def place_of(
+def locate_record(
     source: Source, rules: ReadRules, before: int | None, bad: BadRecord
 ) -> tuple[int | None, int | None]:
     """1-based line and row of a bad record, each None where it means nothing.
@@ -18,7 +18,7 @@ def place_of(
         before: records of the source before the part; None where nobody has counted them.
         bad: the record.
     """
-    way = way_of(source, rules)
+    way = choose_read_method(source, rules)
     number = None if before is None else before + bad.record + 1
     if way in ("jsonl", "line"):
         return number, None
@@ -27,25 +27,33 @@ def place_of(
     return bad.line, None
 
 
-def error_of(source: Source, rules: ReadRules, before: int | None, bad: BadRecord) -> RecordError:
+def make_bad_record_error(
+    source: Source, rules: ReadRules, before: int | None, bad: BadRecord
+) -> RecordError:
     """What is said of a bad record: its place, the reason with the remedy, and its beginning.
 
     Where nobody has counted the records before it, its place is told in bytes.
     """
-    line, row = place_of(source, rules, before, bad)
-    shown = bad.snippet if len(bad.snippet) <= _SHOWN else bad.snippet[: _SHOWN - 3] + "..."
+    line, row = locate_record(source, rules, before, bad)
+    shown = (
+        bad.snippet
+        if len(bad.snippet) <= _MAX_SNIPPET_LENGTH
+        else bad.snippet[: _MAX_SNIPPET_LENGTH - 3] + "..."
+    )
     # Escapes that stand for bytes are not escaped again.
     quoted = f"'{shown}'" if shown.isprintable() and "'" not in shown else repr(shown)
     verb = "reads" if shown.startswith("...") else "begins"
     reason = f"{bad.reason} (it {verb} {quoted})" if shown else bad.reason
     if before is None and line is None and row is None:
         reason = f"{reason} (at byte {bad.offset:,})"
-    return record_error(source.name, line, bad.column, reason, row)
+    return make_record_error(source.name, line, bad.column, reason, row)
 
 
-def record_name(source: Source, rules: ReadRules, before: int | None, record: BadRecord) -> str:
-    """What a record is called: its file, and its line, row or byte; else as :func:`place_of`."""
-    line, row = place_of(source, rules, before, record)
+def format_record_name(
+    source: Source, rules: ReadRules, before: int | None, record: BadRecord
+) -> str:
+    """What a record is called: its file, and its line, row or byte; else as :func:`locate_record`."""
+    line, row = locate_record(source, rules, before, record)
     if line is not None:
         return f"{source.name}, line {line:,}"
     shown = f"row {row:,}" if row is not None else f"byte {record.offset:,}"

@@ -11,67 +11,72 @@ from typing import final
 
 from batchloom.core.addresses import (
     STANDARD_INPUT,
-    check_address,
+    check_url,
     has_wildcard,
-    is_far,
     is_url,
-    local_path,
-    shown,
+    is_url_or_stdin,
+    redact_url,
+    strip_file_scheme,
 )
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import absolute, because, describe_missing, printable
-from batchloom.core.medium import kind_by_name as medium_by_name
-from batchloom.core.settings import nearest
-from batchloom.core.synthetic_data import NAMES
+from batchloom.core.files import (
+    decode_file_name,
+    describe_missing_path,
+    describe_os_error,
+    make_absolute,
+)
+from batchloom.core.medium import detect_medium_kind as medium_by_name
+from batchloom.core.settings import suggest
+from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.remote import (
-    KEPT,
-    forget_looks,
-    has_ranges,
-    remote_files,
-    remote_glob,
-    remote_status,
+    PAGE_CACHE,
+    clear_status_cache,
+    glob_remote,
+    list_remote_files,
+    stat_remote,
+    supports_ranges,
 )
 from batchloom.sources.files import (
     Archive,
-    Asked,
-    HubName,
+    DeclaredInput,
+    DetectedFile,
+    FileDetection,
+    HubDatasetName,
     LinkBounds,
-    Names,
-    Seen,
     Source,
     Spool,
-    Verdict,
-    archive_by_name,
-    archive_sources,
-    asked_of,
-    disagreement,
-    files_ahead,
+    UniqueNames,
+    describe_format_mismatch,
+    detect_archive_by_name,
+    detect_declared_kind,
+    detect_file_kind,
+    detect_kind_by_name,
+    download_to_cache,
     find_hub_name,
-    fits,
-    hub_name,
-    inputs_ahead,
-    judge_as,
-    judge_file,
-    keep_copies,
-    kind_by_name,
-    list_hub,
-    must_look,
-    paths_and_labels,
-    pin,
-    preset_names,
-    retold,
-    revision_of,
-    saved_files,
-    saved_marks,
-    saved_split,
-    unpinned,
+    find_saved_split,
+    get_declared_input,
+    get_pinned_revision,
+    is_saved_dataset,
+    list_archive_sources,
+    list_hub_files,
+    list_paths_and_labels,
+    list_preset_names,
+    list_saved_files,
+    matches_format,
+    needs_content,
+    parse_hub_name,
+    pin_revision,
+    prefetch_files,
+    prefetch_inputs,
+    reraise_with_location,
+    strip_revision,
 )
-from batchloom.sources.formats import sample_parts
+from batchloom.sources.formats import find_unread_suffixes
 
 # A folder with this file is a store, which is no text.
-STORE_MARK = "dataset_metadata.json"
+STORE_MARKER_NAME = "dataset_metadata.json"
 # What messages call a kind that was not to be expected from the name.
-_CALLED = {
+_KIND_LABELS = {
     "json": "a list of JSON objects",
     "jsonl": "JSON Lines",
     "parquet": "Parquet",
@@ -91,7 +96,7 @@ _SINGULAR = {
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class SourceListing:
     """The input files in the order they are read, and sentences about what was left out.
 
     ``twice`` are files that several inputs name: their names, the input they are read for, another.
@@ -112,13 +117,13 @@ class Listing:
 def list_sources(
     inputs: Sequence[str],
     *,
-    asked: Sequence[Asked] = (),
+    asked: Sequence[DeclaredInput] = (),
     exclude: Path | None = None,
     spool: Spool | None = None,
     streaming: bool | None = None,
-    seen: Mapping[str, Seen] | None = None,
+    seen: Mapping[str, DetectedFile] | None = None,
     media: bool = False,
-) -> Listing:
+) -> SourceListing:
     """List the files of ``inputs`` in the order given, inside a folder sorted by path.
 
     Hidden files, ``__pycache__``, stores, empty files, and what is of no kind that is read are
@@ -143,23 +148,23 @@ def list_sources(
         InputError: a file named by itself cannot be used, or something cannot be read.
     """
     # Not every server says of a file that it is another one now.
-    KEPT.forget()
-    forget_looks()
-    lister = _Lister(exclude, spool, seen or {}, streaming=streaming, media=media)
-    named = list(enumerate(zip(inputs, paths_and_labels(inputs), strict=True)))
-    for number, (given, (_, label)) in inputs_ahead(named, lambda one: one[1][0]):
-        said = asked_of(asked, number)
+    PAGE_CACHE.forget()
+    clear_status_cache()
+    lister = _SourceLister(exclude, spool, seen or {}, streaming=streaming, media=media)
+    named = list(enumerate(zip(inputs, list_paths_and_labels(inputs), strict=True)))
+    for number, (given, (_, label)) in prefetch_inputs(named, lambda one: one[1][0]):
+        said = get_declared_input(asked, number)
         try:
             # A string stays a string.
-            lister.add(os.path.expanduser(local_path(given)), label, number, said)  # noqa: PTH111
+            lister.add(os.path.expanduser(strip_file_scheme(given)), label, number, said)  # noqa: PTH111
         except InputError as error:
-            retold(error, said.place)
-    return Listing(tuple(lister.sources), tuple(lister.notes), tuple(lister.shared))
+            reraise_with_location(error, said.place)
+    return SourceListing(tuple(lister.sources), tuple(lister.notes), tuple(lister.shared))
 
 
-def fixed_part(given: str) -> str:
+def strip_wildcard_part(given: str) -> str:
     """The path of an input; of a glob that is no file's name, the folder before its first wildcard."""
-    path = os.path.expanduser(local_path(given))  # noqa: PTH111
+    path = os.path.expanduser(strip_file_scheme(given))  # noqa: PTH111
     if not glob.has_magic(path) or os.path.lexists(path):
         return path
     parts = path.split("/")
@@ -168,24 +173,24 @@ def fixed_part(given: str) -> str:
 
 
 @final
-class _Lister:
+class _SourceLister:
     def __init__(
         self,
         exclude: Path | None,
         spool: Spool | None,
-        seen: Mapping[str, Seen],
+        seen: Mapping[str, DetectedFile],
         *,
         streaming: bool | None,
         media: bool,
     ) -> None:
         self._links = LinkBounds()
-        self._names, self._seen, self._media = Names(), seen, media
+        self._names, self._seen, self._media = UniqueNames(), seen, media
         self._spool, self._streaming = spool, streaming
         self.sources: list[Source] = []
         self.notes: list[str] = []
-        self._exclude = _identity(exclude) if exclude else None
+        self._exclude = _get_inode(exclude) if exclude else None
         self._files: dict[tuple[int, int], int] = {}
-        self._input, self._said = 0, Asked()
+        self._input, self._said = 0, DeclaredInput()
         self.shared: list[tuple[str, int, int]] = []
         self._folders: set[tuple[int, int]] = set()
         self._left: Counter[str] = Counter()
@@ -194,82 +199,84 @@ class _Lister:
         self._asked = ("", False)
         self._top = ""
 
-    def add(self, given: str, label: str, number: int, said: Asked) -> None:
+    def add(self, given: str, label: str, number: int, said: DeclaredInput) -> None:
         self._input, self._said = number, said
         self._left, self._twice, self._otherwise = Counter(), [], []
         self._alone, self._records = 0, False
         self._unread: set[str] = set()
         self._folders, self._outside = set(), set[str]()
-        before, called = len(self.sources), label if is_far(given) else given
+        before, called = len(self.sources), label if is_url_or_stdin(given) else given
         if given == STANDARD_INPUT:
-            given = self._spooled().standard_input()
+            given = self._get_spool().standard_input()
             self.notes.append(
                 "Standard input is kept until the job ends; to go on after a stop, give the same bytes again."
             )
         if is_url(given):
-            check_address(given)
+            check_url(given)
         far = find_hub_name(given)
         if far is None:
-            given = pin(given)
+            given = pin_revision(given)
         found = None if far else self._stat(given)
         if far:
             self._add_hub(far)
         elif is_url(given):
-            self._add_far(given, label, found)
+            self._add_remote(given, label, found)
         elif found is None and glob.has_magic(given):
             self._add_glob(given, label)
         elif found is None:
-            raise InputMissingError(not_found(given))
+            raise InputMissingError(describe_missing_input(given))
         elif stat.S_ISDIR(found.st_mode):
-            if os.path.exists(f"{given}/{STORE_MARK}"):  # noqa: PTH110
+            if os.path.exists(f"{given}/{STORE_MARKER_NAME}"):  # noqa: PTH110
                 raise InputError(f"{given} is a store already; name the text files it was made of.")
             self._add_folder(given, label, found)
         else:
             self._add_named(given, label, found)
         self._tell(label)
         if len(self.sources) == before and not self._twice:
-            raise InputMissingError(self._nothing_in(given, called))
+            raise InputMissingError(self._describe_empty(given, called))
 
-    def _add_hub(self, name: HubName) -> None:
+    def _add_hub(self, name: HubDatasetName) -> None:
         """The data files of a data set of the Hub, downloaded first or not."""
-        files, note = list_hub(name)
+        files, note = list_hub_files(name)
         self.notes.append(note)
-        if left := keep_copies(files, streaming=self._streaming):
+        if left := download_to_cache(files, streaming=self._streaming):
             self.notes.append(left)
-        for file in files_ahead(files, lambda one: (one.url, one.status)):
+        for file in prefetch_files(files, lambda one: (one.url, one.status)):
             self._add_file(file.url, file.name, file.status)
 
-    def _add_far(self, url: str, label: str, found: os.stat_result | None) -> None:
+    def _add_remote(self, url: str, label: str, found: os.stat_result | None) -> None:
         """A file, a folder or a glob behind a URL."""
         if found is not None and not stat.S_ISDIR(found.st_mode):
-            if has_ranges(url):
+            if supports_ranges(url):
                 self._add_named(url, label, found)
             else:
-                path = self._spooled().web_file(url)
+                path = self._get_spool().web_file(url)
                 self._add_named(path, label, os.stat(path))  # noqa: PTH116
         elif found is None and has_wildcard(url):
             wanted = url.rpartition("/")[2].startswith(".")
-            for place, status in files_ahead(remote_glob(url), lambda one: one):
-                if shown(place).rpartition("/")[2].startswith(".") and not wanted:
+            for place, status in prefetch_files(glob_remote(url), lambda one: one):
+                if redact_url(place).rpartition("/")[2].startswith(".") and not wanted:
                     self._left["hidden"] += 1
                 else:
-                    self._add_file(place, unpinned(shown(place)), status)
+                    self._add_file(place, strip_revision(redact_url(place)), status)
         elif found is None:
             raise InputMissingError(f"There is no file or folder {label}.")
         else:
-            self._add_far_folder(url, label)
+            self._add_remote_folder(url, label)
 
-    def _add_far_folder(self, url: str, label: str) -> None:
-        files = remote_files(url)
-        if saved_marks({inside for _, inside, _ in files}):
+    def _add_remote_folder(self, url: str, label: str) -> None:
+        files = list_remote_files(url)
+        if is_saved_dataset({inside for _, inside, _ in files}):
             raise InputError(
                 f"{label} holds a dataset of save_to_disk, which is read from folders of this machine only: copy it "
                 "here and name that folder, or name its .arrow files."
             )
         stores = {
-            inside.rpartition("/")[0] for _, inside, _ in files if inside.endswith(STORE_MARK)
+            inside.rpartition("/")[0]
+            for _, inside, _ in files
+            if inside.endswith(STORE_MARKER_NAME)
         }
-        for place, inside, status in files_ahead(files, lambda one: (one[0], one[2])):
+        for place, inside, status in prefetch_files(files, lambda one: (one[0], one[2])):
             parts = inside.split("/")
             above = {"/".join(parts[:count]) for count in range(len(parts))}
             if any(part.startswith(".") for part in parts):
@@ -285,15 +292,15 @@ class _Lister:
         if self._alone and not self._records:
             self._left["images and sounds without a text of their name"] = self._alone
         if self._outside:
-            self.notes.append(printable(self._links_note(label)))
+            self.notes.append(decode_file_name(self._make_links_note(label)))
         if self._left:
             counts = _describe_counts(self._left)
             # Of archives media are read in tars alone.
-            media = not archive_by_name(label) and any(
+            media = not detect_archive_by_name(label) and any(
                 medium_by_name(what.removeprefix("binary ")) for what in self._left
             )
             hint = " A processor reads images and audio (--processor FOLDER)." if media else ""
-            self.notes.append(printable(f"Left out of {label}: {counts}.{hint}"))
+            self.notes.append(decode_file_name(f"Left out of {label}: {counts}.{hint}"))
         if self._unread:
             self.notes.append(
                 f"Of samples in {label} files of these endings are not read: {', '.join(sorted(self._unread))}."
@@ -305,7 +312,7 @@ class _Lister:
             more = f" and {len(self._twice) - 1:,} more" if len(self._twice) > 1 else ""
             self.notes.append(f"Named more than once, read once: {self._twice[0]}{more}.")
 
-    def _links_note(self, label: str) -> str:
+    def _make_links_note(self, label: str) -> str:
         links = (
             "1 symbolic link leads"
             if len(self._outside) == 1
@@ -317,9 +324,9 @@ class _Lister:
             f"{', ...' if len(self._outside) > 1 else ''}; --follow-links follows them."
         )
 
-    def _nothing_in(self, place: str, given: str) -> str:
+    def _describe_empty(self, place: str, given: str) -> str:
         if self._outside:
-            return f"{given} holds no usable file. {self._links_note(given)}"
+            return f"{given} holds no usable file. {self._make_links_note(given)}"
         counts = _describe_counts(self._left)
         if is_url(place) and set(self._left) == {"files of stores"}:
             return (
@@ -341,7 +348,7 @@ class _Lister:
         return f"{there}; wanted are text, code, JSON, CSV, Parquet or Arrow (.txt, .py, .jsonl, ..., also packed)."
 
     def _add_glob(self, pattern: str, label: str) -> None:
-        top = fixed_part(pattern)
+        top = strip_wildcard_part(pattern)
         matches = sorted(self._expand_glob(pattern, top), key=lambda path: path.split("/"))
         # Names under an absolute pattern begin where its first wildcard stands, as its label does.
         cut = len(os.path.normpath(pattern)) - len(label)
@@ -350,7 +357,7 @@ class _Lister:
             found = self._stat(path)
             if found is None:
                 self._left["broken links"] += 1
-            elif link := self._link_out(top, path):
+            elif link := self._find_outside_link(top, path):
                 self._outside.add(link)
             elif stat.S_ISDIR(found.st_mode):
                 # After ** the files below come as matches of their own.
@@ -387,7 +394,7 @@ class _Lister:
             status = self._stat(path)
             if status is None or not stat.S_ISDIR(status.st_mode):
                 continue
-            if link := self._link_out(top, path):
+            if link := self._find_outside_link(top, path):
                 self._outside.add(link)
                 continue
             identity = (status.st_dev, status.st_ino)
@@ -400,7 +407,9 @@ class _Lister:
                 with os.scandir(path) as scan:
                     names = [one.name for one in scan if one.name[0] != "." and one.is_dir()]
             except OSError as error:
-                raise InputError(f"Folder {path} cannot be read: {because(error)}.") from error
+                raise InputError(
+                    f"Folder {path} cannot be read: {describe_os_error(error)}."
+                ) from error
             stack += [f"{folder}{name}/" for name in sorted(names, reverse=True)]
 
     def _add_folder(
@@ -412,19 +421,19 @@ class _Lister:
             path, label, status = stack.pop()
             if stat.S_ISDIR(status.st_mode):
                 if not self._entered(path, status):
-                    stack += reversed(self._saved(path, label) or self._entries(path, label))
+                    stack += reversed(self._list_saved(path, label) or self._entries(path, label))
             else:
                 self._add_file(path, label, status)
 
-    def _link_out(self, top: str, path: str) -> str | None:
+    def _find_outside_link(self, top: str, path: str) -> str | None:
         """Return the link by which a path leaves the input folder; None where it may be read."""
-        return None if self._said.follow_links else self._links.link_out_of(top, path)
+        return None if self._said.follow_links else self._links.find_outside_link(top, path)
 
     def _in_store(self, path: str) -> bool:
         """Whether a file lies in the folder of a store; the last answer is remembered."""
         folder = os.path.dirname(path)  # noqa: PTH120
         if self._asked[0] != folder:
-            self._asked = folder, os.path.exists(f"{folder}/{STORE_MARK}")  # noqa: PTH110
+            self._asked = folder, os.path.exists(f"{folder}/{STORE_MARKER_NAME}")  # noqa: PTH110
         return self._asked[1]
 
     def _entered(self, path: str, status: os.stat_result) -> bool:
@@ -434,27 +443,27 @@ class _Lister:
             self._left["folders linked twice"] += 1
             return True
         self._folders.add(identity)
-        if identity == self._exclude or os.path.exists(f"{path}/{STORE_MARK}"):  # noqa: PTH110
+        if identity == self._exclude or os.path.exists(f"{path}/{STORE_MARKER_NAME}"):  # noqa: PTH110
             self._left["stores"] += 1
             return True
         return False
 
-    def _saved(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]] | None:
+    def _list_saved(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]] | None:
         """The files of a dataset that was saved in a folder; None where none was."""
-        split = saved_split(folder)
+        split = find_saved_split(folder)
         if split is not None:
             chosen, note = split
             self.notes.append(note)
             files: list[str] | None = [chosen]
         else:
-            files = saved_files(folder)
+            files = list_saved_files(folder)
         if files is None:
             return None
         found = [(path, self._stat(path)) for path in files]
         for path, status in found:
             if status is None:
                 raise InputMissingError(f"{path} is missing: the saved dataset {folder} names it.")
-            if self._link_out(self._top, path):
+            if self._find_outside_link(self._top, path):
                 raise InputError(
                     f"{path}, a file of the saved dataset {folder}, is a symbolic link that leads out of the input "
                     "folder; --follow-links follows it."
@@ -480,12 +489,14 @@ class _Lister:
                         self._left["__pycache__"] += 1
                     elif (status := self._stat(entry.path)) is None:
                         self._left["broken links"] += 1
-                    elif entry.is_symlink() and self._link_out(self._top, entry.path):
+                    elif entry.is_symlink() and self._find_outside_link(self._top, entry.path):
                         self._outside.add(entry.path)
                     else:
                         entries.append((entry.path, prefix + entry.name, status))
         except OSError as error:
-            raise InputError(f"Folder {folder} cannot be read: {because(error)}.") from error
+            raise InputError(
+                f"Folder {folder} cannot be read: {describe_os_error(error)}."
+            ) from error
         if media:
             # A record elsewhere in the input may name them.
             texts = {name.rpartition("/")[2].rpartition(".")[0] for _, name, _ in entries}
@@ -498,14 +509,14 @@ class _Lister:
             self._left["special files"] += 1
         elif found.st_size == 0:
             self._left["empty"] += 1
-        elif archive_by_name(place := shown(path)):
+        elif detect_archive_by_name(place := redact_url(path)):
             self._add_archive(path, name, found)
         else:
-            named = kind_by_name(place)
+            named = detect_kind_by_name(place)
             verdict = self._verdict(path, name, found, named)
             if verdict.kind is None or not verdict.sure:
                 self._left[verdict.label] += 1
-            elif not fits(self._said.form, verdict.kind):
+            elif not matches_format(self._said.form, verdict.kind):
                 self._left[f"not {self._said.form}"] += 1
             else:
                 self._append(path, name, found, verdict, named)
@@ -527,24 +538,24 @@ class _Lister:
             raise InputError(
                 f"{place} is a file, and data_type says hf_dataset: a folder of save_to_disk, or org/name on the Hub."
             )
-        if archive_by_name(shown(path)):
+        if detect_archive_by_name(redact_url(path)):
             self._add_archive(path, name, found)
             return
-        verdict = self._verdict(path, name, found, kind_by_name(shown(path)))
+        verdict = self._verdict(path, name, found, detect_kind_by_name(redact_url(path)))
         if verdict.kind is None:
             raise InputError(f"{place} is not read yet ({verdict.label}): {verdict.remedy}.")
-        if form is not None and not fits(form, verdict.kind):
-            raise InputError(f"{place} {disagreement(form, verdict.kind)}.")
+        if form is not None and not matches_format(form, verdict.kind):
+            raise InputError(f"{place} {describe_format_mismatch(form, verdict.kind)}.")
         # Where it was put may be called otherwise than what was put there.
-        self._append(path, name, found, verdict, kind_by_name(name))
+        self._append(path, name, found, verdict, detect_kind_by_name(name))
 
-    def _spooled(self) -> Spool:
+    def _get_spool(self) -> Spool:
         if self._spool is None:
             raise InputError("An input that can be read only once is of no use here; name a file.")
         return self._spool
 
     def _add_archive(self, path: str, name: str, found: os.stat_result) -> None:
-        kind = archive_by_name(shown(path))
+        kind = detect_archive_by_name(redact_url(path))
         if kind is None:
             raise AssertionError("only archives are opened as such")
         if self._media and self._said.form is None and self._add_samples(path, name, found):
@@ -552,20 +563,22 @@ class _Lister:
         if self._listed(name, found):
             return
         name, size, stamp = self._names.fresh(name), found.st_size, found.st_mtime_ns
-        archive = Archive(name, path, *kind, size, stamp, revision_of(path))
-        for source in archive_sources(archive, self._left, self._tell_kind):
-            if fits(self._said.form, source.kind):
+        archive = Archive(name, path, *kind, size, stamp, get_pinned_revision(path))
+        for source in list_archive_sources(archive, self._left, self._note_kind):
+            if matches_format(self._said.form, source.kind):
                 self.sources.append(replace(source, input=self._input))
             else:
                 self._left[f"not {self._said.form}"] += 1
 
     def _add_samples(self, path: str, name: str, found: os.stat_result) -> bool:
         """Add a tar that holds samples of a WebDataset; whether it does."""
-        kind = archive_by_name(shown(path))
+        kind = detect_archive_by_name(redact_url(path))
         if kind is None:
             raise AssertionError("only archives are opened as such")
-        archive = Archive(name, path, *kind, found.st_size, found.st_mtime_ns, revision_of(path))
-        unread = sample_parts(archive)
+        archive = Archive(
+            name, path, *kind, found.st_size, found.st_mtime_ns, get_pinned_revision(path)
+        )
+        unread = find_unread_suffixes(archive)
         if unread is None:
             return False
         if self._spool is not None and self._spool.holds(path):
@@ -574,23 +587,25 @@ class _Lister:
                 "batches are made. Write it into a file, and name that."
             )
         self._unread |= unread
-        self._append(path, name, found, Verdict("webdataset", kind[1]), None)
+        self._append(path, name, found, FileDetection("webdataset", kind[1]), None)
         return True
 
-    def _tell_kind(self, name: str, verdict: Verdict) -> None:
+    def _note_kind(self, name: str, verdict: FileDetection) -> None:
         """Remember a file that is read as another kind than its name says."""
-        self._tell_other(name, kind_by_name(name), verdict)
+        self._note_other_kind(name, detect_kind_by_name(name), verdict)
 
-    def _tell_other(self, name: str, named: Verdict | None, verdict: Verdict) -> None:
+    def _note_other_kind(
+        self, name: str, named: FileDetection | None, verdict: FileDetection
+    ) -> None:
         if named is not None and named.kind != verdict.kind and verdict.kind is not None:
-            self._otherwise.append(f"{name} as {_CALLED.get(verdict.kind, verdict.kind)}")
+            self._otherwise.append(f"{name} as {_KIND_LABELS.get(verdict.kind, verdict.kind)}")
 
     def _listed(self, name: str, found: os.stat_result) -> bool:
         """Whether the file is in the list already; now it counts as listed."""
         identity = (found.st_dev, found.st_ino)
         if identity in self._files:
-            self._twice.append(printable(name))
-            self.shared.append((printable(name), self._files[identity], self._input))
+            self._twice.append(decode_file_name(name))
+            self.shared.append((decode_file_name(name), self._files[identity], self._input))
             return True
         self._files[identity] = self._input
         return False
@@ -600,8 +615,8 @@ class _Lister:
         path: str,
         name: str,
         found: os.stat_result,
-        verdict: Verdict,
-        named: Verdict | None,
+        verdict: FileDetection,
+        named: FileDetection | None,
     ) -> None:
         if verdict.kind is None:
             raise AssertionError("only files of a kind that is read are listed")
@@ -609,7 +624,7 @@ class _Lister:
             return
         name = self._names.fresh(name)
         self._records |= verdict.kind not in ("text", "code")
-        self._tell_other(name, named, verdict)
+        self._note_other_kind(name, named, verdict)
         self.sources.append(
             Source(
                 name,
@@ -618,36 +633,38 @@ class _Lister:
                 verdict.compression,
                 found.st_size,
                 found.st_mtime_ns,
-                revision=revision_of(path),
+                revision=get_pinned_revision(path),
                 input=self._input,
             )
         )
 
     def _verdict(
-        self, path: str, name: str, found: os.stat_result, named: Verdict | None
-    ) -> Verdict:
+        self, path: str, name: str, found: os.stat_result, named: FileDetection | None
+    ) -> FileDetection:
         if self._said.form is None and (told := self._told(path, found, named)) is not None:
             return told
         look = Source(
-            *(printable(name), path, "text", None, found.st_size, found.st_mtime_ns),
-            revision=revision_of(path),
+            *(decode_file_name(name), path, "text", None, found.st_size, found.st_mtime_ns),
+            revision=get_pinned_revision(path),
         )
-        return judge_as(look, judge_file(look), self._said.form)
+        return detect_declared_kind(look, detect_file_kind(look), self._said.form)
 
-    def _told(self, path: str, found: os.stat_result, named: Verdict | None) -> Verdict | None:
+    def _told(
+        self, path: str, found: os.stat_result, named: FileDetection | None
+    ) -> FileDetection | None:
         """What a file is where that can be told without looking into it."""
-        if not must_look(named):
+        if not needs_content(named):
             return named
         if not self._seen or is_url(path):
             return None
-        seen = self._seen.get(absolute(path))
+        seen = self._seen.get(make_absolute(path))
         if seen is None or (seen.size, seen.mtime_ns) != (found.st_size, found.st_mtime_ns):
             return None
-        return Verdict(seen.kind, seen.compression)
+        return FileDetection(seen.kind, seen.compression)
 
     def _stat(self, path: str) -> os.stat_result | None:
         if is_url(path):
-            return remote_status(path)
+            return stat_remote(path)
         try:
             return os.stat(path)  # noqa: PTH116 - a Path a file costs more than the call
         except (FileNotFoundError, NotADirectoryError):
@@ -656,10 +673,10 @@ class _Lister:
             # A link that leads back to itself is as good as a broken one.
             if os.path.islink(path):  # noqa: PTH114
                 return None
-            raise InputError(f"{path} cannot be read: {because(error)}.") from error
+            raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _get_inode(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
     except OSError:
@@ -674,22 +691,22 @@ def _describe_counts(left: Mapping[str, int]) -> str:
     )
 
 
-def not_found(given: str) -> str:
+def describe_missing_input(given: str) -> str:
     """The sentence for an input that is not there, by what its name says it is."""
-    if given.partition(":")[0] in NAMES:
+    if given.partition(":")[0] in SYNTHETIC_NAMES:
         return (
             f"There is no file or folder {given}, and the synthetic data of that name has no records: batchloom "
             f"prepare {given} --out STORE makes a store of it, batchloom train --data {given} trains on it"
         )
-    named = kind_by_name(given)
+    named = detect_kind_by_name(given)
     called = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}
     kind = called.get(named.kind or "") if named else None
     remedy = "name files, folders or quoted globs that exist"
-    if hub_name(given) is not None and not is_url(given):
+    if parse_hub_name(given) is not None and not is_url(given):
         remedy += f" (a data set of the Hub: hf://datasets/{given})"
-    told = describe_missing(given, remedy)
+    told = describe_missing_path(given, remedy)
     if kind:
         told = told.replace("There is no file or folder", f"{kind} file not found:", 1)
     if told.endswith("."):
-        told = told[:-1] + (nearest(given, (*preset_names(), *NAMES)) or ".")
+        told = told[:-1] + (suggest(given, (*list_preset_names(), *SYNTHETIC_NAMES)) or ".")
     return told

@@ -7,14 +7,14 @@ from typing import Self, final
 from batchloom.core.document import Records
 from batchloom.core.errors import InputError
 from batchloom.sources.files import (
-    Begin,
-    Part,
+    PartStart,
     PartStream,
+    ReadMethod,
     ReadRules,
     Source,
-    Way,
-    splittable,
-    way_of,
+    SourcePart,
+    choose_read_method,
+    is_splittable,
 )
 from batchloom.sources.formats import (
     read_csv,
@@ -23,25 +23,25 @@ from batchloom.sources.formats import (
     read_json,
     read_jsonl,
     read_samples,
-    read_whole,
+    read_text_file,
 )
 from batchloom.sources.record_bounds import RecordBounds, open_table
 
 # What needs to know of a part no more than its bytes.
-_READERS: dict[Way, Callable[[PartStream, ReadRules], Iterator[Records]]] = {
+_READER_BY_METHOD: dict[ReadMethod, Callable[[PartStream, ReadRules], Iterator[Records]]] = {
     "jsonl": read_jsonl,
     "samples": read_samples,
-    "file": read_whole,
+    "file": read_text_file,
     "cut": read_cut,
 }
 
 
-def parts_of(source: Source, rules: ReadRules, unit_bytes: int) -> list[Part]:
+def split_source(source: Source, rules: ReadRules, unit_bytes: int) -> list[SourcePart]:
     """The nominal parts of a source: cut at multiples of ``unit_bytes`` where it can be."""
-    if not splittable(source, rules):
-        return [Part(source, 0, source.size)]
+    if not is_splittable(source, rules):
+        return [SourcePart(source, 0, source.size)]
     places = [*range(0, source.size, unit_bytes), source.size]
-    return [Part(source, a, b) for a, b in pairwise(places)]
+    return [SourcePart(source, a, b) for a, b in pairwise(places)]
 
 
 @final
@@ -61,16 +61,18 @@ class PartReader:
         InputError: the source cannot be read or has changed.
     """
 
-    def __init__(self, part: Part, rules: ReadRules, bounds: RecordBounds | None = None) -> None:
+    def __init__(
+        self, part: SourcePart, rules: ReadRules, bounds: RecordBounds | None = None
+    ) -> None:
         source = part.source
-        self._rules, self._way = rules, way_of(source, rules)
+        self._rules, self._method = rules, choose_read_method(source, rules)
         self.start, self.stop = part.start, part.stop
-        self._begin: Begin | None = None
-        if bounds is not None and splittable(source, rules):
+        self._begin: PartStart | None = None
+        if bounds is not None and is_splittable(source, rules):
             self.start, self.stop = bounds.at(source, part.start), bounds.at(source, part.stop)
             self._begin = bounds.begin(source, part.start)
         # The bytes of a table are hashed by the stream; what reads it jumps about in them.
-        self._table = open_table(source) if self._way == "table" else None
+        self._table = open_table(source) if self._method == "table" else None
         try:
             self._stream = PartStream(source, self.start, self.stop)
         except InputError:
@@ -87,15 +89,15 @@ class PartReader:
     def __iter__(self) -> Iterator[Records]:
         if self.start == self.stop:
             return iter(())
-        if read := _READERS.get(self._way):
+        if read := _READER_BY_METHOD.get(self._method):
             return read(self._stream, self._rules)
         if self._table is not None:
             return self._table.read(self.start, self.stop, self._rules)
-        if self._way == "csv":
+        if self._method == "csv":
             return read_csv(self._stream, self._rules, self._begin)
-        if self._way == "json":
+        if self._method == "json":
             return read_json(self._stream, self._rules, self._begin)
-        return read_delimited(self._stream, self._rules, self._way)
+        return read_delimited(self._stream, self._rules, self._method)
 
     def _close_table(self) -> None:
         if self._table is not None:

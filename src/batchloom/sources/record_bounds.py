@@ -8,24 +8,32 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, BinaryIO, final
 
-from batchloom.sources.files import Begin, ReadRules, Source, Way, in_order, open_source, way_of
+from batchloom.sources.files import (
+    PartStart,
+    ReadMethod,
+    ReadRules,
+    Source,
+    choose_read_method,
+    is_sequential,
+    open_source,
+)
 from batchloom.sources.formats import (
-    Cuts,
     KnownCut,
-    character_at,
-    cut_within,
-    delimiter_of,
+    SequentialCuts,
+    find_best_cut,
+    find_character_start,
+    make_delimiter,
     require_no_crash,
 )
 
 if TYPE_CHECKING:
-    from batchloom.sources.formats import Table
+    from batchloom.sources.formats import TableReader
 
-_FIRST_LOOK = 64 << 10
-_LONGEST_LOOK = 8 << 20
+_FIRST_SEARCH_BYTES = 64 << 10
+_MAX_SEARCH_BYTES = 8 << 20
 
 
-def open_table(source: Source) -> "Table":
+def open_table(source: Source) -> "TableReader":
     """Open a columnar source; what reads it is loaded with the first one.
 
     Raises:
@@ -34,9 +42,9 @@ def open_table(source: Source) -> "Table":
     file = open_source(source)
     try:
         require_no_crash(source, file)
-        from batchloom.sources.formats import Table  # noqa: PLC0415 - pyarrow takes half a second
+        from batchloom.sources.formats import TableReader  # noqa: PLC0415 - pyarrow takes half a second
 
-        return Table(source, file)
+        return TableReader(source, file)
     except BaseException:
         file.close()
         raise
@@ -54,8 +62,8 @@ class RecordBounds:
         self._rules = rules
         self._gap: tuple[str, int, int] = ("", 0, 0)
         self._starts: tuple[str, list[int]] = ("", [])
-        self._cuts: Cuts | None = None
-        self._told: dict[tuple[str, int], Begin | None] = {}
+        self._cuts: SequentialCuts | None = None
+        self._told: dict[tuple[str, int], PartStart | None] = {}
 
     def tell(self, cuts: Iterable[KnownCut]) -> None:
         """Take cuts that somebody found, in place of those told before: no source is read for them."""
@@ -65,10 +73,10 @@ class RecordBounds:
         """The true bound for a nominal one; the source's size where no record begins after it."""
         if nominal <= 0 or nominal >= source.size:
             return max(0, min(nominal, source.size))
-        if in_order(source, self._rules):
+        if is_sequential(source, self._rules):
             begin = self.begin(source, nominal)
             return source.size if begin is None else begin.offset
-        if way_of(source, self._rules) == "table":
+        if choose_read_method(source, self._rules) == "table":
             found = self.within(source, nominal, source.size)
             return source.size if found is None else found
         path, start, stop = self._gap
@@ -78,32 +86,32 @@ class RecordBounds:
             return stop
         found = self.within(source, nominal, source.size)
         bound = source.size if found is None else found
-        if way_of(source, self._rules) != "cut":
+        if choose_read_method(source, self._rules) != "cut":
             self._gap = (source.path, nominal, bound)
         return bound
 
-    def begin(self, source: Source, nominal: int) -> Begin | None:
+    def begin(self, source: Source, nominal: int) -> PartStart | None:
         """What a reader must know to begin at the bound of a nominal place inside of a source.
 
         None where no record begins there, and for sources whose records can be told by what
         they begin with.
         """
-        if not 0 < nominal < source.size or not in_order(source, self._rules):
+        if not 0 < nominal < source.size or not is_sequential(source, self._rules):
             return None
         if (source.path, nominal) in self._told:
             return self._told[source.path, nominal]
         if self._cuts is None or self._cuts.source != source:
-            self._cuts = Cuts(source, self._rules)
+            self._cuts = SequentialCuts(source, self._rules)
         return self._cuts.at(nominal)
 
     def within(self, source: Source, nominal: int, limit: int) -> int | None:
         """The same, looked for no further than byte ``limit``; None where none was found."""
-        if way_of(source, self._rules) == "table":
+        if choose_read_method(source, self._rules) == "table":
             starts = self.starts(source)
             at = bisect_left(starts, nominal)
             return starts[at] if at < len(starts) and starts[at] < limit else None
         with open_source(source) as file:
-            if way_of(source, self._rules) == "cut":
+            if choose_read_method(source, self._rules) == "cut":
                 return self._cut(file, nominal)
             return self._record(file, source, nominal, limit)
 
@@ -119,13 +127,13 @@ class RecordBounds:
     def _cut(self, file: BinaryIO, nominal: int) -> int:
         file.seek(nominal)
         window = file.read(self._rules.limits.reach_bytes)
-        cut = cut_within(window, 0, len(window))
-        return nominal + (character_at(window, 0) if cut is None else cut)
+        cut = find_best_cut(window, 0, len(window))
+        return nominal + (find_character_start(window, 0) if cut is None else cut)
 
     def _record(self, file: BinaryIO, source: Source, nominal: int, limit: int) -> int | None:
-        way = way_of(source, self._rules)
-        delimiter = delimiter_of(way, self._rules)
-        at, step = self._search_from(file, nominal, way), _FIRST_LOOK
+        way = choose_read_method(source, self._rules)
+        delimiter = make_delimiter(way, self._rules)
+        at, step = self._search_from(file, nominal, way), _FIRST_SEARCH_BYTES
         while at < limit:
             file.seek(at)
             window = file.read(step)
@@ -139,10 +147,10 @@ class RecordBounds:
             if final:
                 return source.size
             at += len(window) - delimiter.overlap(window)
-            step = min(2 * step, _LONGEST_LOOK)
+            step = min(2 * step, _MAX_SEARCH_BYTES)
         return None
 
-    def _search_from(self, file: BinaryIO, nominal: int, way: Way) -> int:
+    def _search_from(self, file: BinaryIO, nominal: int, way: ReadMethod) -> int:
         """Where to begin, so that a record which begins exactly at ``nominal`` is found."""
         if way in ("jsonl", "line"):
             return nominal - 1

@@ -1,5 +1,5 @@
-from .export.export_targets import TARGETS as TARGETS, export_store as export_store
-from .format.block_checksums import block_sums as block_sums
+from .export.export_targets import EXPORT_TARGETS as EXPORT_TARGETS, export_store as export_store
+from .format.block_checksums import compute_block_checksums as compute_block_checksums
 from .format.layout import (
     MANIFEST_NAME as MANIFEST_NAME,
     PAGE_NAME as PAGE_NAME,
@@ -10,38 +10,45 @@ from .format.manifest import (
     Manifest as Manifest,
     PartEntry as PartEntry,
     ShardEntry as ShardEntry,
-    manifest_bytes as manifest_bytes,
+    encode_manifest as encode_manifest,
     read_manifest as read_manifest,
 )
 from .format.media_index import (
-    NOT_HELD as NOT_HELD,
-    ROW as ROW,
+    MEDIA_ROW_DTYPE as MEDIA_ROW_DTYPE,
+    NOT_STORED as NOT_STORED,
     MediaRows as MediaRows,
     ShardMedia as ShardMedia,
     map_media as map_media,
 )
 from .format.megatron_index import map_file as map_file
-from .format.minhash_signatures import map_bands as map_bands
+from .format.minhash_signatures import map_signature_file as map_signature_file
 from .format.pair_index import BAD as BAD, CHOSEN as CHOSEN, GOOD as GOOD, REJECTED as REJECTED
-from .format.provenance import map_origins as map_origins
+from .format.provenance import map_provenance as map_provenance
 from .format.store_lengths import StoreLengths as StoreLengths
 from .maintain.compaction import compact_store as compact_store
 from .maintain.generation_log import read_log as read_log
 from .maintain.generations import (
     add_generation as add_generation,
-    changing as changing,
-    extended as extended,
-    stored_documents as stored_documents,
+    extend_manifest as extend_manifest,
+    iter_shard_documents as iter_shard_documents,
+    lock_store as lock_store,
 )
-from .maintain.missing_media import read_gone as read_gone
+from .maintain.missing_media import read_missing_media as read_missing_media
 from .maintain.removal import remove_documents as remove_documents
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
-from .read.document_walk import walk as walk
-from .read.preference_reader import Labels as Labels, Pairs as Pairs
-from .read.provenance_lookup import documents_of as documents_of
+from .read.document_walk import iter_document_ranges as iter_document_ranges
+from .read.preference_reader import (
+    LabelledAnswers as LabelledAnswers,
+    PreferencePairs as PreferencePairs,
+)
+from .read.provenance_lookup import find_documents as find_documents
 from .read.store_opening import open_store as open_store
 from .read.store_reader import Store as Store
 from .read.stored_media import StoreMedia as StoreMedia
-from .read.text_beginning import beginning as beginning
-from .write.store_writer import AsideFile as AsideFile, write_file as write_file, writing as writing
-from .write.stream_ranges import read_stretches as read_stretches
+from .read.text_beginning import decode_beginning as decode_beginning
+from .write.store_writer import (
+    AtomicFile as AtomicFile,
+    wrap_write_errors as wrap_write_errors,
+    write_file as write_file,
+)
+from .write.stream_ranges import read_range_bounds as read_range_bounds

@@ -1,7 +1,7 @@
-from .rank_feed import Feed as Feed, Share as Share
+from .rank_feed import FeedSettings as FeedSettings, RankFeed as RankFeed
 from .raw_stream import (
-    Order as Order,
     Stream as Stream,
+    StreamOrder as StreamOrder,
     StreamSettings as StreamSettings,
     stream as stream,
 )

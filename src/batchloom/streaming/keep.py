@@ -12,38 +12,38 @@ from typing import final
 
 from batchloom.core.errors import OutputError, SettingsError, StoreConflictError
 from batchloom.core.files import refuse_url
-from batchloom.core.settings import shown
+from batchloom.core.settings import quote_value
 from batchloom.preparation import (
-    STRETCHES,
-    Execution,
+    STREAM_BATCHES_FOLDER,
+    ExecutionSettings,
     Recipe,
     RunSettings,
     WorkFolder,
-    begin_or_go_on,
-    check_apart,
-    check_folder,
-    finished_store,
-    job_facts,
-    read_facts,
+    begin_or_resume,
+    check_output_folder,
+    check_separate,
+    find_finished_store,
+    make_job_identity,
+    read_report,
     run_recipe,
 )
-from batchloom.preparation.documents import Readings
-from batchloom.preparation.phases import unit_decided_by
+from batchloom.preparation.documents import RecordParsers
+from batchloom.preparation.phases import collect_unit_settings
 from batchloom.preparation.report import Listener, PrepareResult
-from batchloom.preparation.settings import is_path
-from batchloom.preparation.units import Unit, kept_stretches, unit_identity
-from batchloom.sources import Listing, RecordBounds
+from batchloom.preparation.settings import is_valid_path
+from batchloom.preparation.units import Unit, compute_unit_identity, read_stream_batches
+from batchloom.sources import RecordBounds, SourceListing
 from batchloom.store import MANIFEST_NAME, WORK_NAME, open_store, write_file
-from batchloom.store.write import stretch_bounds, write_stretches
-from batchloom.streaming.lane import Keep
-from batchloom.streaming.record_ranges import Stretch, is_text
+from batchloom.store.write import compute_range_bounds, write_range_bounds
+from batchloom.streaming.lane import CachedRanges
+from batchloom.streaming.record_ranges import RangeGroup, is_sequential_text
 from batchloom.tokens import Tokenizer
 
 _LOG = logging.getLogger("batchloom")
-_BEGUN = "begun"
-_WAIT_SECONDS, _LOOK_SECONDS = 30.0, 0.05
+_BEGUN_FILE = "begun"
+_WAIT_SECONDS, _POLL_SECONDS = 30.0, 0.05
 # What the command line of prepare names, in the words of a stream.
-_WORDS = (
+_MESSAGE_REPLACEMENTS = (
     (
         r"; give --restart .*, or choose another --out",
         "; choose another keep=, or delete that folder",
@@ -56,18 +56,18 @@ _WORDS = (
 
 
 @contextmanager
-def told_of_keep() -> Iterator[None]:
+def rename_out_in_errors() -> Iterator[None]:
     """Have what ``prepare`` says of ``--out`` said of ``keep``."""
     try:
         yield
     except (StoreConflictError, OutputError) as error:
         said = str(error)
-        for words, ours in _WORDS:
+        for words, ours in _MESSAGE_REPLACEMENTS:
             said = re.sub(words, ours, said)
         raise type(error)(said) from error
 
 
-def keep_folder(asked: str | os.PathLike[str] | None) -> Path | None:
+def resolve_keep_folder(asked: str | os.PathLike[str] | None) -> Path | None:
     """The folder of ``keep``; None where nothing is to be kept.
 
     Raises:
@@ -77,8 +77,10 @@ def keep_folder(asked: str | os.PathLike[str] | None) -> Path | None:
     if asked is None:
         return None
     name = os.fspath(asked) if isinstance(asked, os.PathLike) else asked
-    if not is_path(name):
-        raise SettingsError([f"keep: {shown(asked)} is no path; name the folder of the store"])
+    if not is_valid_path(name):
+        raise SettingsError(
+            [f"keep: {quote_value(asked)} is no path; name the folder of the store"]
+        )
     refuse_url(name, "keep")
     return Path(name)
 
@@ -89,32 +91,34 @@ def check_keep(inputs: Sequence[str], out: Path) -> None:
     Raises:
         StoreConflictError: it does.
     """
-    with told_of_keep():
-        check_apart(inputs, out)
+    with rename_out_in_errors():
+        check_separate(inputs, out)
         if not (out / MANIFEST_NAME).exists():
-            check_folder(out)
+            check_output_folder(out)
 
 
-def unfinished(out: Path) -> bool:
+def is_unfinished(out: Path) -> bool:
     """Whether a stream has kept something in a folder of which no store was made yet."""
-    return (out / WORK_NAME / STRETCHES / _BEGUN).exists() and not (out / MANIFEST_NAME).exists()
+    return (out / WORK_NAME / STREAM_BATCHES_FOLDER / _BEGUN_FILE).exists() and not (
+        out / MANIFEST_NAME
+    ).exists()
 
 
-def abandoned(before: str | None, keeping: "Keeping | None") -> Path | None:
+def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None") -> Path | None:
     """Where a stream kept what it read before it went on, where it does so no more and no store was made of it.
 
     Args:
         before: where it kept it.
         keeping: where it does now.
     """
-    if before is None or not unfinished(Path(before)):
+    if before is None or not is_unfinished(Path(before)):
         return None
     here = keeping is not None and keeping.out.resolve() == Path(before).resolve()
     return None if here else Path(before)
 
 
 @final
-class Keeping:
+class StreamStoreWriter:
     """A store that grows while a stream is read; ``prepare`` ends it, and reads nothing twice.
 
     What a lane reads from a stretch's beginning to its end is kept; units all of whose stretches are
@@ -137,18 +141,20 @@ class Keeping:
         self,
         out: Path,
         recipe: Recipe,
-        listing: Listing,
+        listing: SourceListing,
         settings: RunSettings,
         units: Sequence[Unit],
         tokenizer: Tokenizer,
     ) -> None:
-        with told_of_keep():
-            finished_store(out, recipe, listing, read_facts(out))
+        with rename_out_in_errors():
+            find_finished_store(out, recipe, listing, read_report(out))
         self.out, self._recipe, self._listing, self._settings = out, recipe, listing, settings
         self._units, self._tokenizer = units, tokenizer
-        self._stretches = out / WORK_NAME / STRETCHES
-        decided_by = unit_decided_by(recipe, tokenizer, settings.constants)
-        self._names = tuple(unit_identity(unit, decided_by, listing.content) for unit in units)
+        self._stretches = out / WORK_NAME / STREAM_BATCHES_FOLDER
+        decided_by = collect_unit_settings(recipe, tokenizer, settings.constants)
+        self._names = tuple(
+            compute_unit_identity(unit, decided_by, listing.content) for unit in units
+        )
 
     @property
     def finished(self) -> bool:
@@ -159,11 +165,11 @@ class Keeping:
         """How many units are kept whole."""
         units = self._stretches.with_name("units")
         return sum(
-            (units / name).exists() or kept_stretches(self._stretches / name) is not None
+            (units / name).exists() or read_stream_batches(self._stretches / name) is not None
             for name in self._names
         )
 
-    def keep(self, rank: int) -> Keep | None:
+    def keep(self, rank: int) -> CachedRanges | None:
         """Where a rank's stretches are kept; the first rank begins the job. None where the store is there.
 
         Raises:
@@ -174,27 +180,27 @@ class Keeping:
             _LOG.info("%s is a store already: nothing is kept.", self.out)
             return None
         if rank == 0:
-            with told_of_keep():
+            with rename_out_in_errors():
                 self._begin()
         until = time.monotonic() + _WAIT_SECONDS
-        while not (self._stretches / _BEGUN).exists() and time.monotonic() < until:
+        while not (self._stretches / _BEGUN_FILE).exists() and time.monotonic() < until:
             # What is read before the first rank has begun would not be kept.
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         attempt = f"{time.time_ns():x}-{os.getpid()}-{rank}"
-        return Keep(self._stretches, self._names, attempt, self._stretches / _BEGUN)
+        return CachedRanges(self._stretches, self._names, attempt, self._stretches / _BEGUN_FILE)
 
     def _begin(self) -> None:
         with WorkFolder(self.out) as work:
             content = list(self._listing.content.values())
-            job = job_facts(self._recipe, self._listing, self._settings.constants, content)
-            begin_or_go_on(work, self._recipe, job)
+            job = make_job_identity(self._recipe, self._listing, self._settings.constants, content)
+            begin_or_resume(work, self._recipe, job)
             if work.tokenizer_state() is None:
                 work.keep_tokenizer(self._tokenizer.state())
             self._stretches.mkdir(exist_ok=True)
-            write_file(self._stretches / _BEGUN, b"")
+            write_file(self._stretches / _BEGUN_FILE, b"")
 
     def finish(
-        self, stretches: Sequence[Stretch], listener: Listener, execution: Execution
+        self, stretches: Sequence[RangeGroup], listener: Listener, execution: ExecutionSettings
     ) -> PrepareResult:
         """Make the store of what was kept; what was not is read by ``prepare``.
 
@@ -202,12 +208,12 @@ class Keeping:
             BatchloomError: whatever ``prepare`` finds wrong.
         """
         settings = replace(self._settings, execution=execution)
-        with told_of_keep():
+        with rename_out_in_errors():
             result = run_recipe(self._recipe, self.out, listener, settings=settings)
         self._write_bounds(stretches)
         return result
 
-    def _write_bounds(self, stretches: Sequence[Stretch]) -> None:
+    def _write_bounds(self, stretches: Sequence[RangeGroup]) -> None:
         """Lay beside the store where stretches begin, so that a plan can repeat the stream."""
         store = open_store(self.out, "train")
         if store.manifest is not None and store.manifest.subset_overrides:
@@ -218,15 +224,15 @@ class Keeping:
                 self.out,
             )
             return
-        readings = Readings(self._recipe, self._settings.limits)
+        readings = RecordParsers(self._recipe, self._settings.limits)
         begins: list[tuple[int, int]] = []
         bounds: dict[str, RecordBounds] = {}
         for stretch in stretches:
             piece = stretch.pieces[0]
             source, start = piece.whole.source, piece.start
-            if start > piece.whole.start and not is_text(piece.whole, readings.rules):
+            if start > piece.whole.start and not is_sequential_text(piece.whole, readings.rules):
                 rules = readings.of(source).rules
                 start = bounds.setdefault(source.path, RecordBounds(rules)).at(source, start)
             whole = piece.start == piece.whole.start
             begins.append((stretch.first_part + piece.place, 0 if whole else start))
-        write_stretches(store, stretch_bounds(store, begins))
+        write_range_bounds(store, compute_range_bounds(store, begins))

@@ -12,25 +12,31 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
-from batchloom.plan import PlanSpec, lane_stretches
-from batchloom.plan.order import lane_pool_size, no_sequence
+from batchloom.plan import PlanSpec, order_lane_ranges
+from batchloom.plan.order import compute_lane_pool_size, make_no_sequence_error
 from batchloom.preparation import ChatEncoder
-from batchloom.preparation.documents import PlacedMedium, Task
-from batchloom.preparation.phases import UnitRun
-from batchloom.preparation.units import Heard, StretchLog, Unit, UnitOrder, UnusableError
-from batchloom.sources import RecordBounds, error_of, record_name
+from batchloom.preparation.documents import EncodeContext, PlacedMedium
+from batchloom.preparation.phases import UnitTokenizer
+from batchloom.preparation.units import (
+    StreamBatchWriter,
+    Unit,
+    UnitProgress,
+    UnitTask,
+    UnusableError,
+)
+from batchloom.sources import RecordBounds, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.store.format import SUBSETS
-from batchloom.streaming.range_reading import PieceReader
-from batchloom.streaming.record_counts import Came
-from batchloom.streaming.record_ranges import Stretch
-from batchloom.streaming.stream_media import Aside, DocumentMedia, PoolMedia
+from batchloom.streaming.range_reading import RangeRecordReader
+from batchloom.streaming.record_counts import RecordCounts
+from batchloom.streaming.record_ranges import RangeGroup
+from batchloom.streaming.stream_media import DocumentMedia, MediaSpill, PoolMedia
 
-_SAID = 8
-_MOST_BOUNDS = 256
+_MAX_FAULTS = 8
+_MAX_CACHED_BOUNDS = 256
 
 
-class Place(NamedTuple):
+class LanePosition(NamedTuple):
     """Where a lane goes on: before the next document of a pool that begins.
 
     Attributes:
@@ -53,7 +59,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LanePool:
+class StreamPool:
     """The documents of one pool.
 
     Attributes:
@@ -75,7 +81,7 @@ class LanePool:
     tokens: NDArray[np.generic]
     lengths: NDArray[np.uint32]
     trained: NDArray[np.bool_] | None
-    next: Place
+    next: LanePosition
     records: int = 0
     bad: int = 0
     said: tuple[str, ...] = ()
@@ -84,7 +90,7 @@ class LanePool:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _LaneBatch:
     """Documents of the train subset, in order, of one stretch.
 
     ``media`` is of each document, nothing where none holds any; ``spent`` is the file of their bytes.
@@ -100,18 +106,20 @@ class _Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def cut(self, count: int) -> tuple["_Batch", "_Batch"]:
+    def cut(self, count: int) -> tuple["_LaneBatch", "_LaneBatch"]:
         """The first documents, and the others."""
         at = int(self.rows["length"][:count].sum(dtype=np.int64))
         flags = (None, None) if self.trained is None else (self.trained[:at], self.trained[at:])
         media = self.media[:count], self.media[count:]
         return (
-            _Batch(self.slot, self.tokens[:at], self.rows[:count], flags[0], media[0], None),
-            _Batch(self.slot, self.tokens[at:], self.rows[count:], flags[1], media[1], self.spent),
+            _LaneBatch(self.slot, self.tokens[:at], self.rows[:count], flags[0], media[0], None),
+            _LaneBatch(
+                self.slot, self.tokens[at:], self.rows[count:], flags[1], media[1], self.spent
+            ),
         )
 
 
-class _Documents(NamedTuple):
+class _RangeDocuments(NamedTuple):
     """What a stretch gives at once."""
 
     tokens: NDArray[np.generic]
@@ -121,7 +129,7 @@ class _Documents(NamedTuple):
 
 
 @dataclass(slots=True)
-class Taken:
+class RangeCollector:
     """Takes what comes of a stretch: the documents of the train subset, and what is wrong with others.
 
     Attributes:
@@ -131,9 +139,9 @@ class Taken:
         shares: how many documents each subset has.
     """
 
-    documents: deque[_Documents] = field(default_factory=deque)
+    documents: deque[_RangeDocuments] = field(default_factory=deque)
     bad: list[tuple[int, BadRecord]] = field(default_factory=list)
-    log: StretchLog | None = None
+    log: StreamBatchWriter | None = None
     shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SUBSETS), np.int64))
 
     def add(
@@ -158,7 +166,7 @@ class Taken:
             trained = None if trained is None else trained[flags]
             media = list(compress(media, mine))
         if len(rows):
-            self.documents.append(_Documents(tokens, rows, trained, media))
+            self.documents.append(_RangeDocuments(tokens, rows, trained, media))
 
     def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
         """Take bad records."""
@@ -172,7 +180,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class CachedRanges:
     """Where stretches are kept for the store, by the names of their units.
 
     Attributes:
@@ -187,16 +195,16 @@ class Keep:
     attempt: str
     begun: Path
 
-    def begin(self, stretch: Stretch) -> StretchLog | None:
+    def begin(self, stretch: RangeGroup) -> StreamBatchWriter | None:
         """Keep what comes of a stretch; None where it is kept already."""
         place = self.folder / self.names[stretch.unit] / f"{stretch.place:06d}"
         if place.exists() or not self.begun.exists():
             return None
-        return StretchLog(place, self.attempt)
+        return StreamBatchWriter(place, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
-class LaneWork:
+class LaneContext:
     """What the lanes of a process share.
 
     Attributes:
@@ -210,14 +218,14 @@ class LaneWork:
         aside: where the bytes of media are laid that stand in records; None where media are not read.
     """
 
-    task: Task
+    task: EncodeContext
     chat: Callable[[], ChatEncoder]
-    stretches: Mapping[int, Stretch]
+    stretches: Mapping[int, RangeGroup]
     count: int
     spec: PlanSpec
     lanes: int
-    keep: Keep | None = None
-    aside: Aside | None = None
+    keep: CachedRanges | None = None
+    aside: MediaSpill | None = None
     _bounds: dict[str, RecordBounds] = field(default_factory=dict)
 
     def bounds(self, source: Source) -> RecordBounds:
@@ -226,7 +234,7 @@ class LaneWork:
         if found is None:
             found = RecordBounds(self.task.readings.of(source).rules)
         self._bounds[source.path] = found
-        while len(self._bounds) > _MOST_BOUNDS:
+        while len(self._bounds) > _MAX_CACHED_BOUNDS:
             del self._bounds[next(iter(self._bounds))]
         return found
 
@@ -243,23 +251,23 @@ class LaneReader:
 
     def __init__(
         self,
-        work: "LaneWork",
+        work: "LaneContext",
         lane: int,
-        place: Place,
+        place: LanePosition,
     ) -> None:
         self._task, self._stretches, self._spec = work.task, work.stretches, work.spec
         self._count = work.count
         self._lane, self._lanes, self.place = lane, work.lanes, place
         self._keep, self._chat, self._bounds = work.keep, work.chat, work.bounds
         self._aside = work.aside
-        self._heard = Heard()
-        self._buffer: deque[_Batch] = deque()
+        self._heard = UnitProgress()
+        self._buffer: deque[_LaneBatch] = deque()
         self._held = self._records = self._bad = 0
         self._said: list[str] = []
-        self._came = Came()
-        self._source = self._epoch(place)
+        self._came = RecordCounts()
+        self._source = self._iter_epoch(place)
 
-    def next(self) -> LanePool:
+    def next(self) -> StreamPool:
         """The next pool.
 
         Raises:
@@ -268,18 +276,20 @@ class LaneReader:
         """
         while True:
             place = self.place
-            size = lane_pool_size(self._spec, place.epoch, place.pool)
+            size = compute_lane_pool_size(self._spec, place.epoch, place.pool)
             while self._held < size and (batch := next(self._source, None)) is not None:
                 self._buffer.append(batch)
                 self._held += len(batch)
             if self._held:
                 return self._pool(size)
-            if place[1:] == Place()[1:]:
-                raise no_sequence(self._lane, self._lanes, *self._came.nothing(self._said))
-            self.place = Place(epoch=place.epoch + 1)
-            self._source = self._epoch(self.place)
+            if place[1:] == LanePosition()[1:]:
+                raise make_no_sequence_error(
+                    self._lane, self._lanes, *self._came.nothing(self._said)
+                )
+            self.place = LanePosition(epoch=place.epoch + 1)
+            self._source = self._iter_epoch(self.place)
 
-    def _pool(self, size: int) -> LanePool:
+    def _pool(self, size: int) -> StreamPool:
         taken, count = [], 0
         while count < size and self._buffer:
             batch = self._buffer.popleft()
@@ -290,30 +300,30 @@ class LaneReader:
             count += len(batch)
         self._held -= count
         before = self.place
-        self.place = _after(before, taken)
+        self.place = _advance_position(before, taken)
         said, records, bad = tuple(self._said), self._records, self._bad
         self._said, self._records, self._bad = [], 0, 0
-        return LanePool(
+        return StreamPool(
             *(self._lane, before.epoch, before.pool),
             np.concatenate([batch.tokens for batch in taken]),
             np.concatenate([batch.rows["length"] for batch in taken]),
-            _flags(taken),
+            _join_trained(taken),
             self.place,
             *(records, bad, said),
             conversations=self._task.chat is not None,
             media=None if self._aside is None else self._media_of(taken),
         )
 
-    def _epoch(self, place: Place) -> Iterator[_Batch]:
+    def _iter_epoch(self, place: LanePosition) -> Iterator[_LaneBatch]:
         """The documents of an epoch from a place on."""
-        self._came = Came()
-        order = lane_stretches(self._count, self._lanes, self._spec, self._lane, place.epoch)
+        self._came = RecordCounts()
+        order = order_lane_ranges(self._count, self._lanes, self._spec, self._lane, place.epoch)
         for slot in range(place.slot, len(order)):
             number = int(order[slot])
-            begin = place if slot == place.slot else Place(epoch=place.epoch)
+            begin = place if slot == place.slot else LanePosition(epoch=place.epoch)
             yield from self._stretch(number, slot, begin)
 
-    def _stretch(self, number: int, slot: int, begin: Place) -> Iterator[_Batch]:
+    def _stretch(self, number: int, slot: int, begin: LanePosition) -> Iterator[_LaneBatch]:
         stretch = self._stretches[number]
         # What inputs hold does not change under a run; media that they name may.
         counted = begin.epoch == 0 or self._aside is not None
@@ -321,12 +331,12 @@ class LaneReader:
         log = None
         if self._keep is not None and begin.epoch == 0 and whole:
             log = self._keep.begin(stretch)
-        sink = Taken(log=log)
+        sink = RangeCollector(log=log)
         unit = Unit(stretch.unit, 0, tuple(piece.part for piece in stretch.pieces))
-        task = self._task_for(stretch)
-        self._heard = Heard()
-        hear = self._hear if counted else _nobody
-        run = UnitRun(UnitOrder(unit, Path(), ""), task, sink, None, hear)
+        task = self._get_encode_context(stretch)
+        self._heard = UnitProgress()
+        hear = self._hear if counted else _ignore_message
+        run = UnitTokenizer(UnitTask(unit, Path(), ""), task, sink, None, hear)
         skip = begin.taken
         try:
             for at, piece in enumerate(stretch.pieces):
@@ -335,7 +345,7 @@ class LaneReader:
                 mine = begin.record if at == begin.piece else 0
                 rules = task.readings.of(piece.whole.source).rules
                 bounds = self._bounds(piece.whole.source)
-                with PieceReader(piece, rules, bounds, mine, begin.offset) as reader:
+                with RangeRecordReader(piece, rules, bounds, mine, begin.offset) as reader:
                     for _ in run.steps(at, piece.part, reader):
                         run.flush()
                         run.settle()
@@ -351,23 +361,25 @@ class LaneReader:
             facts = run.facts()
             self._came.add(facts, sink.shares)
             if log is not None:
-                parts = [(piece.place, piece.is_whole) for piece in stretch.pieces]
+                parts = [(piece.place, piece.covers_part) for piece in stretch.pieces]
                 log.finish(stretch.place, parts, facts, last=stretch.last)
                 log = None
         except UnusableError as error:
             source = stretch.pieces[error.part].whole.source
-            raise error_of(source, task.readings.of(source).rules, None, error.bad) from None
+            raise make_bad_record_error(
+                source, task.readings.of(source).rules, None, error.bad
+            ) from None
         finally:
             if log is not None:
                 log.abandon()
 
     def _hear(self, message: Any) -> None:
         """Count records as they are read."""
-        if isinstance(message, Heard):
+        if isinstance(message, UnitProgress):
             self._records += message.records - self._heard.records
             self._heard = message
 
-    def _task_for(self, stretch: Stretch) -> Task:
+    def _get_encode_context(self, stretch: RangeGroup) -> EncodeContext:
         """The task, with a template where the stretch has conversations."""
         templated = False
         for source in dict.fromkeys(piece.whole.source for piece in stretch.pieces):
@@ -384,21 +396,21 @@ class LaneReader:
         return self._task
 
     def _given(
-        self, sink: Taken, stretch: Stretch, slot: int, *, counted: bool
-    ) -> Iterator[_Batch]:
+        self, sink: RangeCollector, stretch: RangeGroup, slot: int, *, counted: bool
+    ) -> Iterator[_LaneBatch]:
         """What a sink holds by now; bad records are said and counted where ``counted``."""
         bad, sink.bad = sink.bad, []
         if counted:
             self._bad += len(bad)
             self._said += [
-                self._fault(stretch, *one) for one in bad[: max(0, _SAID - len(self._said))]
+                self._fault(stretch, *one) for one in bad[: max(0, _MAX_FAULTS - len(self._said))]
             ]
         while sink.documents:
             tokens, rows, trained, media = sink.documents.popleft()
-            yield _Batch(slot, tokens, rows, trained, *self._laid(media, rows, stretch))
+            yield _LaneBatch(slot, tokens, rows, trained, *self._spill_media(media, rows, stretch))
 
-    def _laid(
-        self, media: Sequence[Sequence[PlacedMedium]], rows: NDArray[np.void], stretch: Stretch
+    def _spill_media(
+        self, media: Sequence[Sequence[PlacedMedium]], rows: NDArray[np.void], stretch: RangeGroup
     ) -> tuple[list[DocumentMedia], Path | None]:
         """What documents hold; the bytes of media that stand in records are laid aside."""
         if not media or self._aside is None:
@@ -407,17 +419,17 @@ class LaneReader:
         found = []
         for row, some in zip(rows, laid, strict=True):
             if not some:
-                found.append(_NOTHING)
+                found.append(_NO_MEDIA)
                 continue
             piece = stretch.pieces[int(row["part"])]
             source, readings = piece.whole.source, self._task.readings
             before = None if piece.start else 0
             record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
-            line = record_name(source, readings.of(source).rules, before, record)
+            line = format_record_name(source, readings.of(source).rules, before, record)
             found.append(DocumentMedia(some, readings.media_folder(source) or "", line))
         return found, path
 
-    def _media_of(self, taken: Sequence[_Batch]) -> PoolMedia:
+    def _media_of(self, taken: Sequence[_LaneBatch]) -> PoolMedia:
         """The media of the documents of a pool."""
         found: dict[int, DocumentMedia] = {}
         first = 0
@@ -430,17 +442,17 @@ class LaneReader:
         spent = tuple(batch.spent for batch in taken if batch.spent is not None)
         return PoolMedia(found, self._task.readings.media_limits, spent)
 
-    def _fault(self, stretch: Stretch, place: int, bad: BadRecord) -> str:
+    def _fault(self, stretch: RangeGroup, place: int, bad: BadRecord) -> str:
         piece = stretch.pieces[place]
         rules = self._task.readings.of(piece.whole.source).rules
         before = None if piece.start else 0
-        return str(error_of(piece.whole.source, rules, before, bad))
+        return str(make_bad_record_error(piece.whole.source, rules, before, bad))
 
 
-_NOTHING = DocumentMedia((), "", "")
+_NO_MEDIA = DocumentMedia((), "", "")
 
 
-def _flags(taken: Sequence[_Batch]) -> NDArray[np.bool_] | None:
+def _join_trained(taken: Sequence[_LaneBatch]) -> NDArray[np.bool_] | None:
     if all(batch.trained is None for batch in taken):
         return None
     return np.concatenate(
@@ -451,7 +463,7 @@ def _flags(taken: Sequence[_Batch]) -> NDArray[np.bool_] | None:
     )
 
 
-def _after(before: Place, taken: Sequence[_Batch]) -> Place:
+def _advance_position(before: LanePosition, taken: Sequence[_LaneBatch]) -> LanePosition:
     """The place behind documents that were taken from another one."""
     last = taken[-1]
     row = last.rows[-1]
@@ -467,8 +479,10 @@ def _after(before: Place, taken: Sequence[_Batch]) -> Place:
     else:
         if (before.slot, before.piece, before.record) == (last.slot, piece, record):
             mine += before.taken
-    return Place(before.epoch, before.pool + 1, last.slot, piece, record, mine, int(row["offset"]))
+    return LanePosition(
+        before.epoch, before.pool + 1, last.slot, piece, record, mine, int(row["offset"])
+    )
 
 
-def _nobody(_message: Any) -> None:
+def _ignore_message(_message: Any) -> None:
     """Counts nothing: all of it was counted in the first epoch of the lane."""

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Self, final
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.sources import Part, PartReader, ReadRules, RecordBounds
-from batchloom.sources.files import way_of
-from batchloom.streaming.record_ranges import Piece, is_text
+from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
+from batchloom.sources.files import choose_read_method
+from batchloom.streaming.record_ranges import RecordRange, is_sequential_text
 
 # Ways in which a record is found by its first byte alone.
-_BY_BYTE = ("jsonl", "line", "cut")
+_BYTE_KINDS = ("jsonl", "line", "cut")
 
 
 @final
-class PieceReader:
+class RangeRecordReader:
     """The records of a piece, numbered from 0 inside it; use as a context manager.
 
     Args:
@@ -34,24 +34,33 @@ class PieceReader:
     """
 
     def __init__(
-        self, piece: Piece, rules: ReadRules, bounds: RecordBounds, record: int = 0, offset: int = 0
+        self,
+        piece: RecordRange,
+        rules: ReadRules,
+        bounds: RecordBounds,
+        record: int = 0,
+        offset: int = 0,
     ) -> None:
         source, self._record = piece.whole.source, record
         self._first, self._base = 0, 0
         self._low, self._high = -1, -1
-        self._whole = piece.is_whole and not record
-        self._table = way_of(source, rules) == "table"
-        at_byte = record > 0 and way_of(source, rules) in _BY_BYTE and source.compression is None
-        text = is_text(piece.whole, rules)
+        self._whole = piece.covers_part and not record
+        self._table = choose_read_method(source, rules) == "table"
+        at_byte = (
+            record > 0
+            and choose_read_method(source, rules) in _BYTE_KINDS
+            and source.compression is None
+        )
+        text = is_sequential_text(piece.whole, rules)
         if at_byte and source.member is None:
             stop = piece.whole.stop if text else piece.stop
-            part, used = Part(source, offset, bounds.at(source, stop)), None
+            part, used = SourcePart(source, offset, bounds.at(source, stop)), None
             self._base = record
-        elif text and not piece.is_whole:
+        elif text and not piece.covers_part:
             part, used = piece.whole, bounds
         else:
             part, used = piece.part, bounds
-        if text and not piece.is_whole:
+        if text and not piece.covers_part:
             self._low = piece.start if piece.start > piece.whole.start else -1
             self._high = piece.stop if piece.stop < piece.whole.stop else -1
         self._reader = PartReader(part, rules, used)
@@ -83,7 +92,7 @@ class PieceReader:
         self._first += before
         found.seen = sum(low <= place < high for place in places)
         kept = [n for n, place in enumerate(found.offsets) if low <= place < high]
-        _take(found, kept)
+        _select_records(found, kept)
         found.bad = [bad for bad in found.bad if low <= bad.offset < high]
         return over
 
@@ -92,11 +101,11 @@ class PieceReader:
         shift = self._base - self._first
         if shift:
             found.records = [number + shift for number in found.records]
-            found.bad = [_renumbered(bad, shift) for bad in found.bad]
+            found.bad = [_shift_record_number(bad, shift) for bad in found.bad]
         if self._record:
             kept = [n for n, number in enumerate(found.records) if number >= self._record]
             if len(kept) < len(found.records):
-                _take(found, kept)
+                _select_records(found, kept)
             found.bad = [bad for bad in found.bad if bad.record >= self._record]
 
     @property
@@ -117,7 +126,7 @@ class PieceReader:
         return digest if self._whole else b""
 
 
-def part_digest(part: Part, rules: ReadRules, bounds: RecordBounds) -> tuple[int, int, bytes]:
+def digest_part(part: SourcePart, rules: ReadRules, bounds: RecordBounds) -> tuple[int, int, bytes]:
     """First byte, end and XXH3-128 of a part, whose records nobody looks at."""
     with ExitStack() as stack:
         reader = stack.enter_context(PartReader(part, rules, bounds))
@@ -125,11 +134,11 @@ def part_digest(part: Part, rules: ReadRules, bounds: RecordBounds) -> tuple[int
         return reader.start, reader.stop, digest
 
 
-def _take(found: Records, kept: list[int]) -> None:
+def _select_records(found: Records, kept: list[int]) -> None:
     found.values = [found.values[n] for n in kept]
     found.records = [found.records[n] for n in kept]
     found.offsets = [found.offsets[n] for n in kept]
 
 
-def _renumbered(bad: BadRecord, shift: int) -> BadRecord:
+def _shift_record_number(bad: BadRecord, shift: int) -> BadRecord:
     return replace(bad, record=bad.record + shift)

@@ -15,30 +15,35 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, TooManyBadRecordsError
 from batchloom.plan import PlanSpec
-from batchloom.plan.order import all_too_long, lane_rows, no_sequence, rank_lanes
+from batchloom.plan.order import (
+    describe_all_too_long,
+    list_rank_lanes,
+    make_no_sequence_error,
+    pack_lane_pool,
+)
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
-from batchloom.preparation.settings import allowed_bad
+from batchloom.preparation.settings import count_allowed_bad
 from batchloom.store.format import StoredMedium
-from batchloom.streaming.keep import told_of_keep
-from batchloom.streaming.lane import LanePool, Place
+from batchloom.streaming.keep import rename_out_in_errors
+from batchloom.streaming.lane import LanePosition, StreamPool
 from batchloom.streaming.stream_media import PoolMedia
 
 _LOG = logging.getLogger("batchloom")
 # Batches that a loader may have ahead of the one it gave last; beyond it a state is not asked for.
-_STEPS_KEPT = 1024 + 8
-_BARREN_EPOCHS = 2
+_MAX_CACHED_STEPS = 1024 + 8
+_MAX_EMPTY_EPOCHS = 2
 
 # Where each lane goes on, and its sequences before that.
-Cursors = Mapping[int, tuple[Place, int]]
+LaneCursors = Mapping[int, tuple[LanePosition, int]]
 
 
-class Pools(Protocol):
+class PoolSource(Protocol):
     """Gives the pools of lanes; what is asked for ahead is made meanwhile."""
 
-    def ask(self, lane: int, place: Place) -> None:
+    def ask(self, lane: int, place: LanePosition) -> None:
         """The pool at this place will be taken next of its lane."""
 
-    def take(self, lane: int, place: Place) -> LanePool:
+    def take(self, lane: int, place: LanePosition) -> StreamPool:
         """The pool at this place."""
 
     def close(self) -> None:
@@ -46,12 +51,12 @@ class Pools(Protocol):
 
 
 @final
-class _Open:
+class _ActivePool:
     """A pool that is being served."""
 
     __slots__ = ("before", "made", "rows", "starts")
 
-    def __init__(self, made: LanePool, rows: Rows, before: int) -> None:
+    def __init__(self, made: StreamPool, rows: Rows, before: int) -> None:
         self.made, self.rows, self.before = made, rows, before
         self.starts = np.cumsum(made.lengths, dtype=np.int64) - made.lengths
 
@@ -62,10 +67,10 @@ class _Open:
 
 
 @final
-class StepReader:
+class StreamStepReader:
     """The tokens of one step; documents are numbered through the pools it was made of."""
 
-    def __init__(self, pools: Sequence[_Open], end_id: int) -> None:
+    def __init__(self, pools: Sequence[_ActivePool], end_id: int) -> None:
         self._pools, self.end_id = pools, end_id
         sizes = [len(pool.made.lengths) for pool in pools]
         self.bases = np.cumsum([0, *sizes[:-1]])
@@ -124,7 +129,7 @@ class StepReader:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class FeedSettings:
     """What a feed serves.
 
     Attributes:
@@ -148,44 +153,44 @@ class Share:
 class _LaneFeed:
     """One lane of a rank."""
 
-    def __init__(self, lane: int, place: Place, before: int) -> None:
+    def __init__(self, lane: int, place: LanePosition, before: int) -> None:
         self.lane, self.place, self.before = lane, place, before
-        self.open: deque[_Open] = deque()
-        self.known: deque[tuple[int, Place]] = deque([(before, place)])
+        self.open: deque[_ActivePool] = deque()
+        self.known: deque[tuple[int, LanePosition]] = deque([(before, place)])
         self._barren: int | None = None
         self._long: list[tuple[int, int]] = []
 
-    def add(self, made: LanePool, rows: Rows, share: Share) -> None:
+    def add(self, made: StreamPool, rows: Rows, share: FeedSettings) -> None:
         """Take the next pool."""
         # One without sequences, too, so that it is let go of after those before it: they may share a file.
-        self.open.append(_Open(made, rows, self.before))
+        self.open.append(_ActivePool(made, rows, self.before))
         if len(rows):
             self._barren = None
         else:
-            self._note_barren(made, share)
+            self._record_empty_pool(made, share)
         self.before += len(rows)
         self.place = made.next
         if self.known[-1][0] == self.before:
             self.known.pop()
         self.known.append((self.before, self.place))
 
-    def _note_barren(self, made: LanePool, share: Share) -> None:
+    def _record_empty_pool(self, made: StreamPool, share: FeedSettings) -> None:
         """Note that a pool gave no sequence; whole epochs of such pools end the stream."""
         if self._barren is None:
             self._barren, self._long = made.epoch, []
         if made.epoch == self._barren + 1:
             self._long.append((len(made.lengths), int(made.lengths.min())))
-        if made.epoch >= self._barren + _BARREN_EPOCHS:
+        if made.epoch >= self._barren + _MAX_EMPTY_EPOCHS:
             counts, shortest = zip(*self._long, strict=True)
-            why = all_too_long(sum(counts), min(shortest), share.spec)
-            raise no_sequence(self.lane, share.lanes, *why)
+            why = describe_all_too_long(sum(counts), min(shortest), share.spec)
+            raise make_no_sequence_error(self.lane, share.lanes, *why)
 
-    def let_go(self, sequence: int) -> None:
+    def release_pools(self, sequence: int) -> None:
         """Let go of pools that end before a sequence."""
         while self.open and self.open[0].end <= sequence:
-            _forget_media(self.open.popleft().made)
+            _release_media(self.open.popleft().made)
 
-    def cursor(self, sequence: int) -> tuple[int, Place]:
+    def cursor(self, sequence: int) -> tuple[int, LanePosition]:
         """The last pool that begins at or before a sequence."""
         at = bisect_right(self.known, sequence, key=lambda one: one[0]) - 1
         return self.known[max(at, 0)]
@@ -196,13 +201,13 @@ class _LaneFeed:
             self.known.popleft()
 
 
-def _forget_media(made: LanePool) -> None:
+def _release_media(made: StreamPool) -> None:
     if made.media is not None:
         made.media.forget()
 
 
 @final
-class Feed:
+class RankFeed:
     """The steps of one rank, one after the other.
 
     One thread takes them; any may ask for tokens and cursors meanwhile.
@@ -217,15 +222,15 @@ class Feed:
 
     def __init__(
         self,
-        share: Share,
-        pools: Pools,
-        cursors: Cursors,
-        progress: Callable[[LanePool], object] = lambda _: None,
+        share: FeedSettings,
+        pools: PoolSource,
+        cursors: LaneCursors,
+        progress: Callable[[StreamPool], object] = lambda _: None,
         media: Path | None = None,
     ) -> None:
         self._media = media
         self._share, self._pools, self._progress = share, pools, progress
-        mine = rank_lanes(share.lanes, share.rank, share.world_size)
+        mine = list_rank_lanes(share.lanes, share.rank, share.world_size)
         self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in mine]
         self._round = share.spec.global_batch_size // share.lanes
         # Records and bad ones of each epoch of lanes.
@@ -238,7 +243,7 @@ class Feed:
         for lane in self._lanes:
             pools.ask(lane.lane, lane.place)
 
-    def take(self, step: int) -> tuple[StepReader, Rows]:
+    def take(self, step: int) -> tuple[StreamStepReader, Rows]:
         """The rows of a step and what reads their tokens; steps are taken in order.
 
         Raises:
@@ -247,17 +252,17 @@ class Feed:
             WorkerError: workers die for ever.
         """
         first = step * self._round
-        pools: list[_Open] = []
+        pools: list[_ActivePool] = []
         pieces, places = [], []
         for number, lane in enumerate(self._lanes):
-            for begin, rows, pool in self._sequences(lane, first, first + self._round):
+            for begin, rows, pool in self._iter_sequences(lane, first, first + self._round):
                 pieces.append(rows)
                 pools.append(pool)
                 turns = np.arange(begin - first, begin - first + len(rows))
                 places.append(turns * len(self._lanes) + number)
             with self._lock:
-                lane.forget((step - _STEPS_KEPT) * self._round)
-        reader = StepReader(pools, self._share.end_id)
+                lane.forget((step - _MAX_CACHED_STEPS) * self._round)
+        reader = StreamStepReader(pools, self._share.end_id)
         numbered = [
             Rows(
                 *(rows.pointers, rows.sources, rows.documents + base),
@@ -268,7 +273,7 @@ class Feed:
         joined = join_rows(numbered, self._round * len(self._lanes))
         with self._lock:
             self._tokens[step] = int(joined.lengths.sum())
-            self._tokens.pop(step - _STEPS_KEPT, None)
+            self._tokens.pop(step - _MAX_CACHED_STEPS, None)
         return reader, reorder_rows(joined, np.argsort(np.concatenate(places)))
 
     def done(self, step: int) -> None:
@@ -278,39 +283,41 @@ class Feed:
         """
         self._needed = (step + 1) * self._round
         for lane in self._lanes:
-            lane.let_go(self._needed)
+            lane.release_pools(self._needed)
 
-    def _sequences(self, lane: _LaneFeed, first: int, stop: int) -> list[tuple[int, Rows, _Open]]:
+    def _iter_sequences(
+        self, lane: _LaneFeed, first: int, stop: int
+    ) -> list[tuple[int, Rows, _ActivePool]]:
         """The sequences of a lane from ``first`` on, pool by pool."""
         found = []
         while lane.before < stop:
-            self._enter(lane)
-            lane.let_go(self._needed)
+            self._start_pool(lane)
+            lane.release_pools(self._needed)
         for pool in lane.open:
             a, b = max(first, pool.before), min(stop, pool.end)
             if a < b:
                 found.append((a, slice_rows(pool.rows, a - pool.before, b - pool.before), pool))
         return found
 
-    def _enter(self, lane: _LaneFeed) -> None:
+    def _start_pool(self, lane: _LaneFeed) -> None:
         """Take the next pool of a lane, and have the one after it made."""
-        with told_of_keep():
+        with rename_out_in_errors():
             made = self._pools.take(lane.lane, lane.place)
         self._pools.ask(lane.lane, made.next)
         self._count(made)
-        rows = lane_rows(made.lengths, self._share.spec, lane.lane, made.epoch, made.pool)
+        rows = pack_lane_pool(made.lengths, self._share.spec, lane.lane, made.epoch, made.pool)
         with self._lock:
             lane.add(made, rows, self._share)
         self._progress(made)
 
-    def _count(self, made: LanePool) -> None:
+    def _count(self, made: StreamPool) -> None:
         """Tell of bad records, and stop where there are too many."""
         records, bad = self._counts.get(made.epoch, (0, 0))
         records, bad = records + made.records, bad + made.bad
         self._counts[made.epoch] = records, bad
         for said in made.said:
             _LOG.warning("Left out: %s", said)
-        most = allowed_bad(self._share.max_bad, records)
+        most = count_allowed_bad(self._share.max_bad, records)
         if bad > most:
             last = f"; the last one: {made.said[-1]}" if made.said else ""
             epoch = f" in epoch {made.epoch}" if made.epoch else ""
@@ -324,7 +331,7 @@ class Feed:
         with self._lock:
             return self._tokens[step]
 
-    def cursors(self, step: int) -> dict[int, tuple[Place, int]]:
+    def cursors(self, step: int) -> dict[int, tuple[LanePosition, int]]:
         """Where each lane of the rank goes on at a step; replay is at most a pool.
 
         Raises:

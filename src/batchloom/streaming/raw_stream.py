@@ -15,85 +15,90 @@ import msgspec
 from batchloom.chat.templates import TrainOn
 from batchloom.core.errors import InputMissingError, PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.gc_pause import uncollected
-from batchloom.core.settings import is_text, shown, whole
-from batchloom.core.wording import counted
-from batchloom.plan import ORDER_VERSION, PlanSpec, lane_pool_default
+from batchloom.core.gc_pause import pause_gc
+from batchloom.core.settings import as_int, is_text, quote_value
+from batchloom.core.wording import format_count
+from batchloom.plan import ORDER_VERSION, PlanSpec, choose_lane_pool_size
 from batchloom.plan.order import (
     LANES_VERSION,
     check_lane_world,
     check_lanes,
-    default_lanes,
-    rank_lanes,
+    choose_default_lanes,
+    list_rank_lanes,
 )
-from batchloom.plan.packing import Overlong
+from batchloom.plan.packing import OverlongMode
 from batchloom.preparation import (
-    Execution,
+    ExecutionSettings,
     MediaRecipe,
     Note,
     Progress,
     Recipe,
     RunSettings,
-    choose_recipe,
-    recipe_fingerprint,
-    recipe_plain,
-    synthetic_input,
+    compute_recipe_fingerprint,
+    make_request,
+    parse_synthetic_input,
+    recipe_to_plain,
 )
 from batchloom.preparation.documents import (
-    Readings,
-    dtype_name,
-    job_processor,
-    job_tokenizer,
-    media_encoder,
-    processor_state,
+    RecordParsers,
+    choose_dtype_name,
+    choose_job_tokenizer,
+    get_processor_state,
+    make_media_encoder,
+    open_job_processor,
 )
-from batchloom.preparation.phases import Hand
-from batchloom.preparation.report import PrepareResult, log_notes
-from batchloom.preparation.request import SETTINGS, Given, RecipePlace, list_inputs
-from batchloom.preparation.settings import steps_with_index, weights_note
+from batchloom.preparation.phases import WorkerSetup
+from batchloom.preparation.report import PrepareResult, log_note
+from batchloom.preparation.request import SETTINGS, InputArgument, RecipeReference, list_inputs
+from batchloom.preparation.settings import build_step_indexes, describe_unused_weights
 from batchloom.preparation.units import plan_units
-from batchloom.preparation.workers import versions_of
+from batchloom.preparation.workers import collect_versions
 from batchloom.sources.files import Spool
 from batchloom.store import write_file
-from batchloom.streaming.keep import Keeping, abandoned, check_keep, keep_folder
-from batchloom.streaming.lane import LanePool, Place
-from batchloom.streaming.lane_pools import PoolsHere, PoolsOfWorkers, stream_workers
-from batchloom.streaming.rank_feed import Cursors, Feed, Share
-from batchloom.streaming.record_ranges import cut_stretches
-from batchloom.streaming.spill_folder import make_own_folder
+from batchloom.streaming.keep import (
+    StreamStoreWriter,
+    check_keep,
+    find_abandoned_folder,
+    resolve_keep_folder,
+)
+from batchloom.streaming.lane import LanePosition, StreamPool
+from batchloom.streaming.lane_pools import InlinePools, WorkerPools, choose_worker_count
+from batchloom.streaming.rank_feed import FeedSettings, LaneCursors, RankFeed
+from batchloom.streaming.record_ranges import make_range_groups
+from batchloom.streaming.spill_folder import make_spill_folder
 from batchloom.streaming.stream_overlong import (
-    cut_too,
-    left_out,
+    check_no_cuts,
+    choose_overlong,
+    describe_cut_conversations,
+    describe_left_out,
+    has_conversations,
     may_hold_media,
-    overlong_of,
-    refuse_cuts,
-    some_conversations,
 )
 from batchloom.streaming.stream_state import (
-    StreamFacts,
+    StreamIdentity,
+    check_same_stream,
+    make_stream_state,
     merge_states,
-    read_state,
-    refuse_other,
-    stream_state,
+    read_stream_state,
 )
 from batchloom.streaming.stream_worker import StreamSetup
 from batchloom.text import CleanStep
-from batchloom.tokens import engine_choice
+from batchloom.tokens import get_engine_choice
 
 _LOG = logging.getLogger("batchloom")
-_MOST_WORKERS = 1024
-_STATE = "tokenizer_state.json"
-_NOT_ORDER = ("epochs", "steps", "last", "block", "group_by_length")
+_MAX_WORKERS = 1024
+_TOKENIZER_STATE_FILE = "tokenizer_state.json"
+_NOT_STREAM_SETTINGS = ("epochs", "steps", "last", "block", "group_by_length")
 
 
 def stream(  # noqa: D417 - the fields of the recipe, told there
-    inputs: Given | Sequence[Given] | None = None,
+    inputs: InputArgument | Sequence[InputArgument] | None = None,
     *,
     seq_len: int,
     global_batch_size: int,
     steps: int,
     tokenizer: str | None = None,
-    recipe: RecipePlace | None = None,
+    recipe: RecipeReference | None = None,
     end_token: str | None = None,
     text_field: str | None = None,
     mapping: Mapping[str, str] | None = None,
@@ -113,7 +118,7 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     lanes: int | None = None,
     pool_size: int | None = None,
     packing: str = "best_fit",
-    overlong: Overlong | None = None,
+    overlong: OverlongMode | None = None,
     seed: int = 0,
     shuffle: bool = True,
     workers: int | Literal["auto"] = "auto",
@@ -147,8 +152,8 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
     """
     asked = locals()
     options = {name: asked[name] for name in SETTINGS if name in asked and name != "overlong"}
-    chosen = choose_recipe(inputs, {**options, "dedup": "none"}, recipe)
-    order = Order(
+    chosen = make_request(inputs, {**options, "dedup": "none"}, recipe)
+    order = StreamOrder(
         seq_len=seq_len,
         global_batch_size=global_batch_size,
         steps=steps,
@@ -156,26 +161,26 @@ def stream(  # noqa: D417 - the fields of the recipe, told there
         overlong=overlong,
         seed=seed,
         shuffle=shuffle,
-        pool_size=lane_pool_default(media=chosen.recipe.reading.media is not None)
+        pool_size=choose_lane_pool_size(media=chosen.recipe.reading.media is not None)
         if pool_size is None
         else pool_size,
         lanes=lanes,
     )
-    settings = StreamSettings(workers=workers, keep=keep_folder(keep))
+    settings = StreamSettings(workers=workers, keep=resolve_keep_folder(keep))
     for note in chosen.notes:
         _LOG.info("%s", note)
     return Stream(chosen.recipe, order, settings, kept=chosen.kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class StreamOrder:
     """The order of a stream as it was asked for; see :func:`stream`."""
 
     seq_len: int
     global_batch_size: int
     steps: int
     packing: str = "best_fit"
-    overlong: Overlong | None = None
+    overlong: OverlongMode | None = None
     seed: int = 0
     shuffle: bool = True
     pool_size: int
@@ -186,10 +191,10 @@ class Order:
             raise SettingsError(["steps: missing; a stream has no length of its own"])
         self.spec("split")
         lanes = self.lanes
-        if lanes is not None and (whole(lanes) is None or lanes < 1):
-            raise SettingsError([f"lanes: {shown(lanes)} is no whole number of at least 1"])
+        if lanes is not None and (as_int(lanes) is None or lanes < 1):
+            raise SettingsError([f"lanes: {quote_value(lanes)} is no whole number of at least 1"])
 
-    def spec(self, overlong: Overlong) -> PlanSpec:
+    def spec(self, overlong: OverlongMode) -> PlanSpec:
         """The settings of the order, with what becomes of long documents where nobody said so."""
         return PlanSpec(
             seq_len=self.seq_len,
@@ -218,11 +223,11 @@ class StreamSettings:
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        count = whole(self.workers)
-        if self.workers != "auto" and (count is None or not 0 <= count <= _MOST_WORKERS):
+        count = as_int(self.workers)
+        if self.workers != "auto" and (count is None or not 0 <= count <= _MAX_WORKERS):
             raise SettingsError(
                 [
-                    f"workers: {shown(self.workers)} is neither 'auto' nor a number from 0 to {_MOST_WORKERS:,}"
+                    f"workers: {quote_value(self.workers)} is neither 'auto' nor a number from 0 to {_MAX_WORKERS:,}"
                 ]
             )
 
@@ -245,12 +250,12 @@ class Stream:
     def __init__(
         self,
         recipe: Recipe,
-        order: Order,
+        order: StreamOrder,
         settings: StreamSettings,
         *,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
-        if synthetic_input(recipe.inputs):
+        if parse_synthetic_input(recipe.inputs):
             raise SettingsError(
                 [
                     f"inputs: {recipe.inputs[0]} is made up, and needs no stream: open_store({recipe.inputs[0]!r})"
@@ -260,21 +265,21 @@ class Stream:
             check_keep(recipe.inputs, settings.keep)
         # A stream begins before all documents are known, so none of them can move between subsets.
         recipe = replace(recipe, balance_subsets=False)
-        self._folder, held = make_own_folder()
-        weakref.finalize(self, _remove, self._folder, held, os.getpid())
+        self._folder, held = make_spill_folder()
+        weakref.finalize(self, _remove_stream_folder, self._folder, held, os.getpid())
         self.recipe, self._settings = recipe, settings
         self._spool = Spool(self._folder / "spool")
-        with uncollected():
+        with pause_gc():
             self._listing = list_inputs(recipe, self._spool, exclude=settings.keep)
         if not self._listing.sources:
             raise InputMissingError("The inputs hold no file to read; name others.")
         for note in self._listing.notes:
             _LOG.info("%s", note)
-        if weights := weights_note(recipe.sources):
+        if weights := describe_unused_weights(recipe.sources):
             _LOG.warning("%s", weights)
-        readings = Readings(recipe, settings.run.limits)
+        readings = RecordParsers(recipe, settings.run.limits)
         self._units = plan_units(self._listing.sources, readings.rules, settings.run.unit_bytes)
-        self._stretches = cut_stretches(self._units, readings.rules, settings.run.unit_bytes)
+        self._stretches = make_range_groups(self._units, readings.rules, settings.run.unit_bytes)
         sources = self._listing.sources
         # The first file of each input: a stream looks at the others when it comes to them.
         first = {source.input: source for source in reversed(sources)}
@@ -285,24 +290,34 @@ class Stream:
             _LOG.info("Unused columns: %s", ", ".join(unused))
         media = may_hold_media(sources, readings)
         if media:
-            refuse_cuts(order.packing, order.overlong)
-        self.spec = order.spec(order.overlong or overlong_of(sources, readings))
+            check_no_cuts(order.packing, order.overlong)
+        self.spec = order.spec(order.overlong or choose_overlong(sources, readings))
         # Nobody has said that conversations may be cut, and those that there are will be.
         cuts_all = order.overlong is None and self.spec.overlong == "split"
-        known = cuts_all and some_conversations(sources, readings)
-        self._unsaid = cut_too(self.spec) if known else left_out(self.spec, media=media)
+        known = cuts_all and has_conversations(sources, readings)
+        self._unsaid = (
+            describe_cut_conversations(self.spec)
+            if known
+            else describe_left_out(self.spec, media=media)
+        )
         self._cuts_unknown = cuts_all and not known
-        self.lanes = self._lanes_of(order)
-        self.tokenizer = job_tokenizer(recipe, self._listing.sources, readings, _LOG.info, kept)
+        self.lanes = self._make_lane_spec(order)
+        self.tokenizer = choose_job_tokenizer(
+            recipe, self._listing.sources, readings, _LOG.info, kept
+        )
         self.processor = self._processor()
-        self._dtype = dtype_name(recipe, self.tokenizer)
-        write_file(self._folder / _STATE, msgspec.json.encode(self.tokenizer.state()))
-        self.identity, self._recipe_plain = self._identity(), recipe_plain(recipe)
+        self._dtype = choose_dtype_name(recipe, self.tokenizer)
+        write_file(
+            self._folder / _TOKENIZER_STATE_FILE, msgspec.json.encode(self.tokenizer.state())
+        )
+        self.identity, self._recipe_plain = self._make_identity(), recipe_to_plain(recipe)
         self.fingerprint = fingerprint(self.identity)
         self._kept_in: str | None = None
         self._announced = False
         self.keeping = (
-            Keeping(settings.keep, recipe, self._listing, settings.run, self._units, self.tokenizer)
+            StreamStoreWriter(
+                settings.keep, recipe, self._listing, settings.run, self._units, self.tokenizer
+            )
             if settings.keep is not None
             else None
         )
@@ -312,32 +327,34 @@ class Stream:
         media = self.recipe.reading.media
         if media is None:
             return None
-        for note in job_processor(media, self.recipe.tokenizer).notes:
+        for note in open_job_processor(media, self.recipe.tokenizer).notes:
             _LOG.info("%s.", note)
-        media_encoder(self.tokenizer, self.recipe, None)
-        return processor_state(media, self.recipe.tokenizer)
+        make_media_encoder(self.tokenizer, self.recipe, None)
+        return get_processor_state(media, self.recipe.tokenizer)
 
-    def _lanes_of(self, order: Order) -> int:
+    def _make_lane_spec(self, order: StreamOrder) -> int:
         lanes, count = order.lanes, len(self._stretches)
         if lanes is None:
-            return default_lanes(order.global_batch_size, count)
+            return choose_default_lanes(order.global_batch_size, count)
         check_lanes(lanes, order.global_batch_size)
         if lanes > count:
             raise PlanError(
                 f"The input can be cut into {count} stretches, too few for {lanes} "
-                f"lanes: packed files are read as a whole. Give lanes={default_lanes(lanes, count)}, more or "
+                f"lanes: packed files are read as a whole. Give lanes={choose_default_lanes(lanes, count)}, more or "
                 "unpacked files, or prepare the input (batchloom prepare)."
             )
         return lanes
 
-    def _identity(self) -> dict[str, Any]:
-        spec = {k: v for k, v in self.spec.identity_fields().items() if k not in _NOT_ORDER}
+    def _make_identity(self) -> dict[str, Any]:
+        spec = {
+            k: v for k, v in self.spec.identity_fields().items() if k not in _NOT_STREAM_SETTINGS
+        }
         sources = self._listing.sources
         return {
             "order_version": ORDER_VERSION,
             "lanes_version": LANES_VERSION,
             "spec": {**spec, "order": "lanes", "lanes": self.lanes},
-            "recipe": recipe_fingerprint(self.recipe),
+            "recipe": compute_recipe_fingerprint(self.recipe),
             "constants": self._settings.run.constants,
             "tokenizer": self.tokenizer.fingerprint,
             "inputs": {
@@ -350,7 +367,7 @@ class Stream:
         }
 
     def __repr__(self) -> str:
-        files = counted(len(self._listing.sources), "file")
+        files = format_count(len(self._listing.sources), "file")
         return f"stream of {files}, {self._listing.bytes:,} bytes, {self.lanes} lanes, {self.spec.steps} steps"
 
     @property
@@ -379,43 +396,45 @@ class Stream:
         )
         return f"source=real stream of {name}{more} {self.fingerprint[:12]}"
 
-    def begin(self, rank: int, world_size: int) -> Cursors:
+    def begin(self, rank: int, world_size: int) -> LaneCursors:
         """Where the lanes of a rank begin.
 
         Raises:
             PlanError: a world size the lanes cannot be dealt to; names those that fit.
         """
         check_lane_world(self.lanes, rank, world_size)
-        return {lane: (Place(), 0) for lane in rank_lanes(self.lanes, rank, world_size)}
+        return {lane: (LanePosition(), 0) for lane in list_rank_lanes(self.lanes, rank, world_size)}
 
-    def state(self, step: int, cursors: Cursors) -> dict[str, Any]:
+    def state(self, step: int, cursors: LaneCursors) -> dict[str, Any]:
         """A step as plain JSON values, with where the lanes of this rank go on."""
         position = step * self.spec.global_batch_size
-        return stream_state(self._facts, position, cursors)
+        return make_stream_state(self._facts, position, cursors)
 
     @property
     def abandoned(self) -> Path | None:
         """Where the stream kept what it read before it went on, and does no more; None where a store was made of it."""
-        return abandoned(self._kept_in, self.keeping)
+        return find_abandoned_folder(self._kept_in, self.keeping)
 
     @property
-    def _facts(self) -> StreamFacts:
+    def _facts(self) -> StreamIdentity:
         """What states know of the stream."""
         keep = self.abandoned if self.keeping is None else self.keeping.out.absolute()
         named = None if keep is None else str(keep)
-        return StreamFacts(
+        return StreamIdentity(
             *(self.fingerprint, self.identity, self._recipe_plain),
             named if is_text(named) else None,
         )
 
-    def resume(self, state: Mapping[str, Any], rank: int, world_size: int) -> tuple[int, Cursors]:
+    def resume(
+        self, state: Mapping[str, Any], rank: int, world_size: int
+    ) -> tuple[int, LaneCursors]:
         """The step of a state, and where the lanes of a rank go on.
 
         Raises:
             StateError: it is of another stream, was changed, or lacks a lane of this rank.
         """
-        mine = rank_lanes(self.lanes, rank, world_size)
-        position, cursors, self._kept_in = read_state(state, self._facts, mine)
+        mine = list_rank_lanes(self.lanes, rank, world_size)
+        position, cursors, self._kept_in = read_stream_state(state, self._facts, mine)
         if self.abandoned is not None and rank == 0:
             _LOG.warning(
                 "The stream kept what it read in %s, and nothing is kept there from here on: give keep=%s (--keep) to "
@@ -424,39 +443,41 @@ class Stream:
             )
         return position // self.spec.global_batch_size, cursors
 
-    def refuse_other(self, state: Mapping[str, Any]) -> None:
+    def check_state_stream(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of another stream.
 
         Raises:
             StateError: it is; names each field that differs.
         """
-        refuse_other(state, self._facts)
+        check_same_stream(state, self._facts)
 
     def merged(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """One state of those of all ranks, which any number of ranks can go on with; see ``merge_states``."""
         return merge_states(states)
 
-    def kept_units(self) -> tuple[int, int]:
+    def count_cached_units(self) -> tuple[int, int]:
         """How many units of the input are kept whole, and how many there are."""
         return (self.keeping.kept() if self.keeping is not None else 0), len(self._units)
 
-    def open(self, rank: int, world_size: int, cursors: Cursors) -> Feed:
+    def open(self, rank: int, world_size: int, cursors: LaneCursors) -> RankFeed:
         """The steps of a rank from where its lanes stand; close it at the end."""
         keep = self.keeping.keep(rank) if self.keeping is not None else None
         every = dict(enumerate(self._stretches))
         media = None if self.processor is None else Path(tempfile.mkdtemp(dir=self._folder))
-        setup = StreamSetup(self._hand(), every, len(every), self.spec, self.lanes, keep, media)
-        mine = rank_lanes(self.lanes, rank, world_size)
+        setup = StreamSetup(
+            self._make_worker_setup(), every, len(every), self.spec, self.lanes, keep, media
+        )
+        mine = list_rank_lanes(self.lanes, rank, world_size)
         local = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        workers = stream_workers(self._settings.workers, len(mine), local)
-        pools = PoolsOfWorkers(setup, workers, mine) if workers else PoolsHere(setup)
-        share = Share(
+        workers = choose_worker_count(self._settings.workers, len(mine), local)
+        pools = WorkerPools(setup, workers, mine) if workers else InlinePools(setup)
+        share = FeedSettings(
             *(self.spec, self.lanes, rank, world_size),
             *(self.tokenizer.end_id, self.recipe.max_bad),
         )
         if rank == 0:
             self._announce(workers, len(mine))
-        return Feed(share, pools, cursors, self._look_at, media)
+        return RankFeed(share, pools, cursors, self._announce_cut_conversations, media)
 
     def finish(
         self,
@@ -480,28 +501,28 @@ class Stream:
         if self.keeping is None:
             raise SettingsError(["keep: missing; give stream(keep=FOLDER) to have a store kept"])
         return self.keeping.finish(
-            self._stretches, progress or log_notes, Execution(workers=workers)
+            self._stretches, progress or log_note, ExecutionSettings(workers=workers)
         )
 
-    def _hand(self) -> Hand:
+    def _make_worker_setup(self) -> WorkerSetup:
         clean = self.recipe.reading.clean
-        return Hand(
+        return WorkerSetup(
             self.recipe,
             self._settings.run.limits,
-            self._folder / _STATE,
-            engine_choice(self.tokenizer),
+            self._folder / _TOKENIZER_STATE_FILE,
+            get_engine_choice(self.tokenizer),
             self._dtype,
             chat=False,
-            clean=steps_with_index(clean, self._folder, _LOG.info),
+            clean=build_step_indexes(clean, self._folder, _LOG.info),
             overlap=False,
-            versions=versions_of(clean),
+            versions=collect_versions(clean),
         )
 
-    def _look_at(self, made: LanePool) -> None:
+    def _announce_cut_conversations(self, made: StreamPool) -> None:
         """Tell of conversations that are cut, where they were not known of before."""
         if made.conversations and self._cuts_unknown:
             self._cuts_unknown = False
-            _LOG.warning("%s", cut_too(self.spec))
+            _LOG.warning("%s", describe_cut_conversations(self.spec))
 
     def _announce(self, workers: int, mine: int) -> None:
         if self._unsaid:
@@ -519,14 +540,14 @@ class Stream:
             "%r: %s a rank; up to two pools of %s documents a lane are held in memory, %s in all here. Duplicates stay"
             "%s.",
             self,
-            counted(workers, "worker") if workers else "no worker",
+            format_count(workers, "worker") if workers else "no worker",
             f"{self.spec.pool_size:,}",
             f"{2 * mine * self.spec.pool_size:,}",
             f"; documents are left out by hash: {' and '.join(left)}" if left else "",
         )
 
 
-def _remove(folder: Path, held: IO[bytes], owner: int) -> None:
+def _remove_stream_folder(folder: Path, held: IO[bytes], owner: int) -> None:
     """Delete a stream's folder and let go of it, in the process that made it alone."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

@@ -8,16 +8,16 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 from batchloom.preparation.units import UnitFacts
 from batchloom.store.format import SUBSETS
 
-_BAD, _EMPTY, _SHARE = "bad", "empty", "for "
+_BAD_PREFIX, _EMPTY_REASON, _SHARE_PREFIX = "bad", "empty", "for "
 
 
 @final
 @dataclass(slots=True)
-class Came:
+class RecordCounts:
     """Counts of an epoch of a lane.
 
     Attributes:
@@ -32,9 +32,9 @@ class Came:
         """Count a stretch, and how many documents each subset has of it."""
         for part in facts.parts:
             self.records += part.records
-            self.reasons.update({_BAD: part.bad, _EMPTY: part.empty, **part.dropped})
+            self.reasons.update({_BAD_PREFIX: part.bad, _EMPTY_REASON: part.empty, **part.dropped})
         for name, count in zip(SUBSETS[1:], shares[1:].tolist(), strict=True):
-            self.reasons[_SHARE + name] += count
+            self.reasons[_SHARE_PREFIX + name] += count
 
     def nothing(self, bad: Sequence[str]) -> tuple[str, str]:
         """Why there is no document, and what would mend it.
@@ -47,15 +47,17 @@ class Came:
             return "it was dealt no record of the input", "Give more input"
         said = ", ".join(f"{count:,} {reason}" for reason, count in found)
         first = f". The first bad one: {bad[0]}" if bad else ""
-        why = f"no document to train on came of {counted(self.records, 'record')}: {said}{first}"
-        return why, _remedy(found[0][0])
+        why = (
+            f"no document to train on came of {format_count(self.records, 'record')}: {said}{first}"
+        )
+        return why, _suggest_remedy(found[0][0])
 
 
-def _remedy(reason: str) -> str:
-    if reason == _BAD:
+def _suggest_remedy(reason: str) -> str:
+    if reason == _BAD_PREFIX:
         return "Mend the input, or name another"
-    if reason == _EMPTY:
+    if reason == _EMPTY_REASON:
         return "Name other inputs"
-    if reason.startswith(_SHARE):
-        return f"Give a smaller {reason.removeprefix(_SHARE)}_fraction"
+    if reason.startswith(_SHARE_PREFIX):
+        return f"Give a smaller {reason.removeprefix(_SHARE_PREFIX)}_fraction"
     return "Leave fewer out (clean=, max_tokens=, train_on=), or name other inputs"

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from batchloom.preparation.units import Unit
-from batchloom.sources import Part, ReadRules
-from batchloom.sources.files import splittable, way_of
+from batchloom.sources import ReadRules, SourcePart
+from batchloom.sources.files import choose_read_method, is_splittable
 
 # So many at least, where the input is large enough: then the lanes have about equal shares.
-_WANTED = 1024
-_LEAST_BYTES = 1 << 10
+_MIN_RANGES = 1024
+_MIN_RANGE_BYTES = 1 << 10
 # A text is read from the beginning of its part to where a stretch begins.
-_MOST_CUTS_OF_TEXT = 64
+_MAX_TEXT_CUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RecordRange:
     """A part of a unit, or a piece of one.
 
     Attributes:
@@ -26,24 +26,24 @@ class Piece:
         stop: one after its last.
     """
 
-    whole: Part
+    whole: SourcePart
     place: int
     start: int
     stop: int
 
     @property
-    def part(self) -> Part:
+    def part(self) -> SourcePart:
         """The piece as a part of its source."""
-        return Part(self.whole.source, self.start, self.stop)
+        return SourcePart(self.whole.source, self.start, self.stop)
 
     @property
-    def is_whole(self) -> bool:
+    def covers_part(self) -> bool:
         """Whether it is all of its part."""
         return (self.start, self.stop) == (self.whole.start, self.whole.stop)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RangeGroup:
     """Neighbouring pieces of one unit, which a lane reads together.
 
     Attributes:
@@ -58,47 +58,47 @@ class Stretch:
     first_part: int
     place: int
     last: bool
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RecordRange, ...]
 
 
-def stretch_bytes(units: Sequence[Unit], unit_bytes: int) -> int:
+def choose_group_bytes(units: Sequence[Unit], unit_bytes: int) -> int:
     """About how many bytes a stretch has: a power of two, so that there are a thousand; a unit's at most."""
     total = sum(unit.bytes for unit in units)
-    wanted = max(_LEAST_BYTES, total // _WANTED)
+    wanted = max(_MIN_RANGE_BYTES, total // _MIN_RANGES)
     return min(unit_bytes, 1 << (wanted.bit_length() - 1))
 
 
-def cut_stretches(units: Sequence[Unit], rules: ReadRules, unit_bytes: int) -> list[Stretch]:
+def make_range_groups(units: Sequence[Unit], rules: ReadRules, unit_bytes: int) -> list[RangeGroup]:
     """The stretches of all units, in the order of the input; they know nothing of lanes or workers."""
-    size = stretch_bytes(units, unit_bytes)
-    found: list[Stretch] = []
+    size = choose_group_bytes(units, unit_bytes)
+    found: list[RangeGroup] = []
     for unit in units:
-        groups = list(_grouped(_pieces(unit, rules, size), size))
+        groups = list(_group_ranges(_iter_ranges(unit, rules, size), size))
         found += [
-            Stretch(unit.number, unit.first_part, place, place == len(groups) - 1, pieces)
+            RangeGroup(unit.number, unit.first_part, place, place == len(groups) - 1, pieces)
             for place, pieces in enumerate(groups)
         ]
     return found
 
 
-def _pieces(unit: Unit, rules: ReadRules, size: int) -> Iterator[Piece]:
+def _iter_ranges(unit: Unit, rules: ReadRules, size: int) -> Iterator[RecordRange]:
     for place, part in enumerate(unit.parts):
         length = part.stop - part.start
-        step = max(size, -(-length // _MOST_CUTS_OF_TEXT)) if is_text(part, rules) else size
-        if length <= step or not splittable(part.source, rules):
-            yield Piece(part, place, part.start, part.stop)
+        step = max(size, -(-length // _MAX_TEXT_CUTS)) if is_sequential_text(part, rules) else size
+        if length <= step or not is_splittable(part.source, rules):
+            yield RecordRange(part, place, part.start, part.stop)
             continue
         for a, b in pairwise([*range(part.start, part.stop, step), part.stop]):
-            yield Piece(part, place, a, b)
+            yield RecordRange(part, place, a, b)
 
 
-def is_text(part: Part, rules: ReadRules) -> bool:
+def is_sequential_text(part: SourcePart, rules: ReadRules) -> bool:
     """Whether documents of a part are told apart only by reading on from its beginning."""
-    return way_of(part.source, rules) == "cut"
+    return choose_read_method(part.source, rules) == "cut"
 
 
-def _grouped(pieces: Iterator[Piece], size: int) -> Iterator[tuple[Piece, ...]]:
-    group: list[Piece] = []
+def _group_ranges(pieces: Iterator[RecordRange], size: int) -> Iterator[tuple[RecordRange, ...]]:
+    group: list[RecordRange] = []
     held = 0
     for piece in pieces:
         length = piece.stop - piece.start

@@ -9,8 +9,8 @@ from typing import IO, NamedTuple, final
 from batchloom.core.errors import StoreError
 from batchloom.media import MediaLimits
 from batchloom.preparation.documents import PlacedMedium
-from batchloom.store import writing
-from batchloom.store.format import StoredMedium, kind_of, read_blob
+from batchloom.store import wrap_write_errors
+from batchloom.store.format import StoredMedium, get_facts_kind, read_blob
 from batchloom.store.write import make_folder
 
 
@@ -87,7 +87,7 @@ class PoolMedia:
 
 
 @final
-class Aside:
+class MediaSpill:
     """Lays the bytes of media that stand in records aside, so that no pool has them in memory.
 
     Args:
@@ -107,40 +107,42 @@ class Aside:
         """
         held = any(one.medium.data is not None for some in media for one in some)
         if not held:
-            return [tuple(_stored(one, None) for one in some) for some in media], None
+            return [tuple(_make_stored_medium(one, None) for one in some) for some in media], None
         make_folder(self._folder)
         with (
-            writing(self._folder),
+            wrap_write_errors(self._folder),
             NamedTemporaryFile(dir=self._folder, suffix=".media", delete=False) as file,
         ):
             path = Path(file.name)
             try:
-                return [tuple(_laid(some, path, file)) for some in media], path
+                return [tuple(_write_media_bytes(some, path, file)) for some in media], path
             except OSError:
                 path.unlink()
                 raise
 
 
-def _laid(media: Sequence[PlacedMedium], path: Path, file: IO[bytes]) -> list[StoredMedium]:
+def _write_media_bytes(
+    media: Sequence[PlacedMedium], path: Path, file: IO[bytes]
+) -> list[StoredMedium]:
     found: list[StoredMedium] = []
     last: tuple[bytes, int] | None = None
     for one in media:
         data = one.medium.data
         if data is None:
-            found.append(_stored(one, None))
+            found.append(_make_stored_medium(one, None))
             continue
         if last is None or last[0] is not data:  # the frames of a video are of the same bytes
             last = data, file.tell()
             file.write(data)
-        found.append(_stored(one, (path, last[1])))
+        found.append(_make_stored_medium(one, (path, last[1])))
     return found
 
 
-def _stored(one: PlacedMedium, blob: tuple[Path, int] | None) -> StoredMedium:
+def _make_stored_medium(one: PlacedMedium, blob: tuple[Path, int] | None) -> StoredMedium:
     seen = one.medium.seen
     if seen is None:
         raise AssertionError("media are looked at before they are encoded")
-    kind, place = kind_of(seen.facts), one.medium.place
+    kind, place = get_facts_kind(seen.facts), one.medium.place
     return StoredMedium(
         *(0, kind, one.start, one.tokens, one.grid, seen.facts, place, seen.size),
         *(seen.digest, blob),

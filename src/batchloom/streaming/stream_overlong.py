@@ -5,24 +5,24 @@ from itertools import islice
 
 from batchloom.core.errors import PlanError
 from batchloom.plan import PlanSpec
-from batchloom.plan.packing import Overlong
-from batchloom.preparation.documents import Readings
+from batchloom.plan.packing import OverlongMode
+from batchloom.preparation.documents import RecordParsers
 from batchloom.sources.files import Source
 
 # So many files are looked into for a warning; what else holds conversations is told when it is come to.
-_LOOKED_INTO = 64
+_MAX_SAMPLED_FILES = 64
 # Kinds of files that are texts whatever they hold.
-_TEXTS = ("text", "code")
+_TEXT_KINDS = ("text", "code")
 
 
-def may_hold_media(sources: Sequence[Source], readings: Readings) -> bool:
+def may_hold_media(sources: Sequence[Source], readings: RecordParsers) -> bool:
     """Whether documents of some source may hold images or audio, by how it is read."""
     return readings.reads_media and any(
         readings.of(source).way in ("conversation", "interleaved") for source in sources
     )
 
 
-def refuse_cuts(packing: str, overlong: Overlong | None) -> None:
+def check_no_cuts(packing: str, overlong: OverlongMode | None) -> None:
     """Refuse what cuts documents, of a stream with images or audio.
 
     Raises:
@@ -36,7 +36,7 @@ def refuse_cuts(packing: str, overlong: Overlong | None) -> None:
         )
 
 
-def overlong_of(sources: Sequence[Source], readings: Readings) -> Overlong:
+def choose_overlong(sources: Sequence[Source], readings: RecordParsers) -> OverlongMode:
     """``drop`` where every input holds conversations, or one may hold media, else ``split``.
 
     As a loader over their store has it, but for conversations beside texts that a processor is given for and that name
@@ -47,21 +47,21 @@ def overlong_of(sources: Sequence[Source], readings: Readings) -> Overlong:
     """
     if may_hold_media(sources, readings):
         return "drop"
-    texts_first = sorted(sources, key=lambda source: source.kind not in _TEXTS)
+    texts_first = sorted(sources, key=lambda source: source.kind not in _TEXT_KINDS)
     alone = all(readings.of(source).templated for source in texts_first)
     return "drop" if alone else "split"
 
 
-def some_conversations(sources: Sequence[Source], readings: Readings) -> bool:
+def has_conversations(sources: Sequence[Source], readings: RecordParsers) -> bool:
     """Whether some of the first files that may hold conversations do: the first of each input, then the others."""
-    unsure = [source for source in sources if source.kind not in _TEXTS]
+    unsure = [source for source in sources if source.kind not in _TEXT_KINDS]
     first = {source.input: source for source in reversed(unsure)}
     others = (source for source in unsure if first[source.input] is not source)
-    looked = islice((*first.values(), *others), _LOOKED_INTO)
+    looked = islice((*first.values(), *others), _MAX_SAMPLED_FILES)
     return any(readings.of(source).templated for source in looked)
 
 
-def cut_too(spec: PlanSpec) -> str:
+def describe_cut_conversations(spec: PlanSpec) -> str:
     """What is said where conversations are cut since texts lie beside them."""
     return (
         f"The inputs hold texts and conversations, and documents longer than seq_len {spec.seq_len} are cut, "
@@ -70,7 +70,7 @@ def cut_too(spec: PlanSpec) -> str:
     )
 
 
-def left_out(spec: PlanSpec, *, media: bool) -> str:
+def describe_left_out(spec: PlanSpec, *, media: bool) -> str:
     """What is said where something is left out; empty where nothing is. Documents with media are never cut."""
     if spec.overlong not in ("drop", "truncate"):
         return ""

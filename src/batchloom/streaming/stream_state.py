@@ -7,16 +7,16 @@ from typing import Any
 from batchloom.core.errors import StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import ORDER_VERSION
-from batchloom.plan.order import differences
-from batchloom.preparation.settings import recipe_differences
-from batchloom.streaming.lane import Place
-from batchloom.streaming.rank_feed import Cursors
+from batchloom.plan.order import list_differences
+from batchloom.preparation.settings import list_recipe_differences
+from batchloom.streaming.lane import LanePosition
+from batchloom.streaming.rank_feed import LaneCursors
 
-_FIELDS = 8
+_CURSOR_FIELDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFacts:
+class StreamIdentity:
     """What a state knows of its stream.
 
     Attributes:
@@ -32,7 +32,7 @@ class StreamFacts:
     keep: str | None = None
 
 
-def stream_state(facts: StreamFacts, position: int, cursors: Cursors) -> dict[str, Any]:
+def make_stream_state(facts: StreamIdentity, position: int, cursors: LaneCursors) -> dict[str, Any]:
     """A position of a stream as plain JSON values.
 
     Args:
@@ -65,7 +65,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise StateError("There are no states to merge; gather state_dict() of every rank.")
     lanes: dict[str, list[int]] = {}
     for state in states:
-        lanes |= _checked(state)["lanes"]
+        lanes |= _validate_state(state)["lanes"]
     first = states[0]
     for state in states[1:]:
         for name in ("fingerprint", "position"):
@@ -74,62 +74,66 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"The states of the ranks do not belong together: {name} is {first[name]!r} and {state[name]!r}. "
                     "Take all of them at the same step of the same stream."
                 )
-    cursors = {int(lane): (Place(*where[:-1]), where[-1]) for lane, where in lanes.items()}
-    return stream_state(_facts_of(first), first["position"], cursors)
+    cursors = {int(lane): (LanePosition(*where[:-1]), where[-1]) for lane, where in lanes.items()}
+    return make_stream_state(_parse_identity(first), first["position"], cursors)
 
 
-def _facts_of(state: Mapping[str, Any]) -> StreamFacts:
+def _parse_identity(state: Mapping[str, Any]) -> StreamIdentity:
     named, identity = state["fingerprint"], state["identity"]
-    return StreamFacts(named, identity, state.get("recipe") or {}, state.get("keep"))
+    return StreamIdentity(named, identity, state.get("recipe") or {}, state.get("keep"))
 
 
-def refuse_other(state: Mapping[str, Any], facts: StreamFacts) -> StreamFacts:
+def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> StreamIdentity:
     """What a state knows of its stream, which is this one.
 
     Raises:
         StateError: it is no state, was changed, or belongs to another stream; names the fields that differ.
     """
-    theirs = _facts_of(_checked(state))
+    theirs = _parse_identity(_validate_state(state))
     if theirs.fingerprint == facts.fingerprint:
         return theirs
     then, now = dict(theirs.identity), dict(facts.identity)
-    found = recipe_differences(dict(theirs.recipe), dict(facts.recipe)) if theirs.recipe else []
+    found = (
+        list_recipe_differences(dict(theirs.recipe), dict(facts.recipe)) if theirs.recipe else []
+    )
     if found:
         # They say of what these two are fingerprints.
         hidden = ("recipe", "tokenizer")[: 1 + any(one.startswith("tokenizer:") for one in found)]
         then, now = ({k: v for k, v in one.items() if k not in hidden} for one in (then, now))
-    found += differences(then, now)
+    found += list_differences(then, now)
     raise StateError(
         f"The state belongs to another stream: {'; '.join(found) or 'its fingerprint differs'}. Give the inputs "
         "and settings the state was made with, or start without it."
     )
 
 
-def read_state(
-    state: Mapping[str, Any], facts: StreamFacts, wanted: range
-) -> tuple[int, Cursors, str | None]:
+def read_stream_state(
+    state: Mapping[str, Any], facts: StreamIdentity, wanted: range
+) -> tuple[int, LaneCursors, str | None]:
     """The position of a state, where the lanes of a rank go on, and where its stream kept what it read.
 
     Raises:
         StateError: it is no state, was changed, belongs to another stream, or lacks a lane.
     """
-    theirs, lanes = refuse_other(state, facts), state["lanes"]
+    theirs, lanes = check_same_stream(state, facts), state["lanes"]
     missing = [lane for lane in wanted if str(lane) not in lanes]
     if missing:
         raise StateError(
             f"The state knows of lanes {', '.join(sorted(lanes, key=int)[:8])}, and this rank needs lane {missing[0]}: "
             "it is that of one rank. Gather the states of all ranks with batchloom.streaming.merge_states."
         )
-    cursors = {lane: (Place(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in wanted}
+    cursors = {
+        lane: (LanePosition(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in wanted
+    }
     return int(state["position"]), cursors, theirs.keep
 
 
-def _checked(state: Mapping[str, Any]) -> Mapping[str, Any]:
+def _validate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         rest = {name: value for name, value in state.items() if name != "check"}
         same = state["check"] == fingerprint(rest)
         sound = all(
-            len(where) == _FIELDS and all(isinstance(n, int) and n >= 0 for n in where)
+            len(where) == _CURSOR_FIELDS and all(isinstance(n, int) and n >= 0 for n in where)
             for where in state["lanes"].values()
         )
         version = state["order_version"]

@@ -11,25 +11,25 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from batchloom.batches import IGNORE
+from batchloom.batches import IGNORE_INDEX
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 from batchloom.store import Store
 from batchloom.testing.coverage import check_coverage, check_labels
 
-Batch = Mapping[str, Any]
-_NAMES = ("input_ids", "labels", "position_ids")
+BatchMapping = Mapping[str, Any]
+_BATCH_KEYS = ("input_ids", "labels", "position_ids")
 
 
 class LoaderLike(Protocol):
     """What is looked at of a loader; also ``len``, and either its state or ``loader[step]``, where it has them."""
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BatchMapping]:
         """The batches of one rank: arrays or CPU tensors, rows or varlen."""
         ...
 
 
-class MakesLoader(Protocol):
+class LoaderMaker(Protocol):
     """Makes a fresh loader of one rank."""
 
     def __call__(self, *, rank: int, world_size: int) -> LoaderLike:
@@ -38,7 +38,7 @@ class MakesLoader(Protocol):
 
 
 def check_loader(
-    make: MakesLoader,
+    make: LoaderMaker,
     *,
     documents: Store | None = None,
     epochs: int = 1,
@@ -64,15 +64,19 @@ def check_loader(
         AssertionError: says what is broken, at which step, on how many ranks.
         SettingsError: numbers of ranks that are none.
     """
-    if not worlds or any((whole(world) or 0) < 1 for world in worlds):
-        raise SettingsError([f"worlds: {shown(worlds)} are no numbers of ranks, each from 1 on"])
-    runs = {world: _run(make, world) for world in worlds}
+    if not worlds or any((as_int(world) or 0) < 1 for world in worlds):
+        raise SettingsError(
+            [f"worlds: {quote_value(worlds)} are no numbers of ranks, each from 1 on"]
+        )
+    runs = {world: _collect_batches(make, world) for world in worlds}
     first = runs[worlds[0]]
     if not first[0]:
         raise AssertionError("The loader gives no batch: nothing can be checked.")
     for world, ranks in runs.items():
-        for step, (wanted, found) in enumerate(zip(_steps(first), _steps(ranks), strict=False)):
-            _same_rows(wanted, found, f"Step {step} over {world} ranks", f"over {worlds[0]}")
+        for step, (wanted, found) in enumerate(
+            zip(_iter_steps(first), _iter_steps(ranks), strict=False)
+        ):
+            _check_same_rows(wanted, found, f"Step {step} over {world} ranks", f"over {worlds[0]}")
         if len(ranks[0]) != len(first[0]):
             raise AssertionError(
                 f"A run over {world} ranks has {len(ranks[0])} steps, over {worlds[0]} it has {len(first[0])}."
@@ -80,14 +84,14 @@ def check_loader(
     if hasattr(make(rank=0, world_size=worlds[0]), "load_state_dict"):
         _check_resume(make, first, worlds)
     else:
-        _check_steps(make, first)
+        _check_random_access(make, first)
     if documents is not None:
         batches = [batch for rank in first for batch in rank]
         check_coverage(batches, documents, epochs, left_out)
         check_labels(batches, documents, epochs, left_out)
 
 
-def _run(make: MakesLoader, world: int) -> list[list[Batch]]:
+def _collect_batches(make: LoaderMaker, world: int) -> list[list[BatchMapping]]:
     """The batches of every rank, after looking at their numbers and shapes."""
     loaders = [make(rank=rank, world_size=world) for rank in range(world)]
     ranks = [list(loader) for loader in loaders]
@@ -102,7 +106,7 @@ def _run(make: MakesLoader, world: int) -> list[list[Batch]]:
             raise AssertionError(
                 f"len of rank {rank} of {world} is {told}, and it gives {len(batches)} steps."
             )
-    for step, together in enumerate(_steps(ranks)):
+    for step, together in enumerate(_iter_steps(ranks)):
         shapes = {np.shape(batch["input_ids"]) for batch in together}
         if len(shapes) > 1 and "cu_seq_lens_q" not in together[0]:
             raise AssertionError(
@@ -111,28 +115,31 @@ def _run(make: MakesLoader, world: int) -> list[list[Batch]]:
     return ranks
 
 
-def _steps(ranks: Sequence[Sequence[Batch]]) -> Iterator[tuple[Batch, ...]]:
+def _iter_steps(ranks: Sequence[Sequence[BatchMapping]]) -> Iterator[tuple[BatchMapping, ...]]:
     """The batches of all ranks, step by step."""
     return zip(*ranks, strict=True)
 
 
-def _rows(batch: Batch) -> Iterator[tuple[bytes, ...]]:
+def _iter_rows(batch: BatchMapping) -> Iterator[tuple[bytes, ...]]:
     """The rows of a batch, or spans of a varlen one, but those that only fill it up."""
-    arrays = [np.asarray(batch[name], np.int64) for name in _NAMES]
+    arrays = [np.asarray(batch[name], np.int64) for name in _BATCH_KEYS]
     if "cu_seq_lens_q" in batch:
         bounds = np.asarray(batch["cu_seq_lens_q"]).tolist()
         rows = [[array[0, a:b] for array in arrays] for a, b in pairwise(bounds)]
     else:
         rows = [list(row) for row in zip(*arrays, strict=True)]
     for ids, labels, places in rows:
-        if (labels != IGNORE).any() or (ids != ids[0]).any() or (np.diff(places) != 1).any():
+        if (labels != IGNORE_INDEX).any() or (ids != ids[0]).any() or (np.diff(places) != 1).any():
             yield ids.tobytes(), labels.tobytes(), places.tobytes()
 
 
-def _same_rows(wanted: Iterable[Batch], found: Iterable[Batch], where: str, other: str) -> None:
+def _check_same_rows(
+    wanted: Iterable[BatchMapping], found: Iterable[BatchMapping], where: str, other: str
+) -> None:
     """Refuse batches that do not hold the same rows, in whatever order."""
     one, two = (
-        Counter(row for batch in batches for row in _rows(batch)) for batches in (wanted, found)
+        Counter(row for batch in batches for row in _iter_rows(batch))
+        for batches in (wanted, found)
     )
     missing, strange = one - two, two - one
     if not (missing or strange):
@@ -145,10 +152,10 @@ def _same_rows(wanted: Iterable[Batch], found: Iterable[Batch], where: str, othe
     )
 
 
-def _check_resume(make: MakesLoader, run: list[list[Batch]], worlds: Sequence[int]) -> None:
+def _check_resume(make: LoaderMaker, run: list[list[BatchMapping]], worlds: Sequence[int]) -> None:
     """Go on from the state of every step, each time on another number of ranks."""
     home = worlds[0]
-    states = [_states(make(rank=rank, world_size=home)) for rank in range(home)]
+    states = [_collect_states(make(rank=rank, world_size=home)) for rank in range(home)]
     for step in range(len(run[0]) + 1):
         world = worlds[step % len(worlds)]
         rests = []
@@ -165,26 +172,26 @@ def _check_resume(make: MakesLoader, run: list[list[Batch]], worlds: Sequence[in
             )
         rest_of_run = [batches[step:] for batches in run]
         for ahead, (wanted, found) in enumerate(
-            zip(_steps(rest_of_run), _steps(rests), strict=True)
+            zip(_iter_steps(rest_of_run), _iter_steps(rests), strict=True)
         ):
             where = f"Step {step + ahead}, resumed at step {step} on {world} ranks,"
-            _same_rows(wanted, found, where, "without a stop")
+            _check_same_rows(wanted, found, where, "without a stop")
 
 
-def _states(loader: Any) -> list[str]:
+def _collect_states(loader: Any) -> list[str]:
     """The state before the first step and after each, as JSON."""
-    before = _as_json(loader.state_dict(), 0)
-    return [before, *(_as_json(loader.state_dict(), n) for n, _ in enumerate(loader, 1))]
+    before = _encode_state(loader.state_dict(), 0)
+    return [before, *(_encode_state(loader.state_dict(), n) for n, _ in enumerate(loader, 1))]
 
 
-def _as_json(state: Any, step: int) -> str:
+def _encode_state(state: Any, step: int) -> str:
     try:
         return json.dumps(state)
     except (TypeError, ValueError) as error:
         raise AssertionError(f"The state of step {step} is no plain JSON: {error}.") from error
 
 
-def _check_steps(make: MakesLoader, run: list[list[Batch]]) -> None:
+def _check_random_access(make: LoaderMaker, run: list[list[BatchMapping]]) -> None:
     """Ask for every step alone, from the last to the first."""
     for rank, batches in enumerate(run):
         loader: Any = make(rank=rank, world_size=len(run))
@@ -193,10 +200,12 @@ def _check_steps(make: MakesLoader, run: list[list[Batch]]) -> None:
                 "The loader has no load_state_dict and no loader[step]: no run could go on."
             )
         for step in reversed(range(len(batches))):
-            _same_rows([batches[step]], [loader[step]], f"loader[{step}] of rank {rank}", "in turn")
+            _check_same_rows(
+                [batches[step]], [loader[step]], f"loader[{step}] of rank {rank}", "in turn"
+            )
 
 
-class Found(Protocol):
+class RecordColumns(Protocol):
     """Records of a part in columns of equal length, as ``batchloom.core.document.Records`` has them.
 
     ``values`` and, of each, its number in the part (``records``) and its byte (``offsets``); ``bad`` with ``record``
@@ -210,15 +219,15 @@ class Found(Protocol):
     seen: int
 
 
-class MakesParts(Protocol):
+class PartsMaker(Protocol):
     """Makes the parts of an input."""
 
-    def __call__(self, unit_bytes: int, /) -> Sequence[Iterable[Found]]:
+    def __call__(self, unit_bytes: int, /) -> Sequence[Iterable[RecordColumns]]:
         """The parts in order, cut about every ``unit_bytes``; none was read yet."""
         ...
 
 
-def check_source(make: MakesParts, *, size: int) -> None:
+def check_source(make: PartsMaker, *, size: int) -> None:
     """Assert what everything promises that reads a format.
 
     Read again it gives the same; cut anywhere, in parts that are read alone and in any order, it gives the same
@@ -231,19 +240,21 @@ def check_source(make: MakesParts, *, size: int) -> None:
     Raises:
         AssertionError: says what is broken, and for which cut.
     """
-    whole = _read(make(size), "The input in one part")
+    whole = _read_records(make(size), "The input in one part")
     if not whole:
         raise AssertionError("The input gives no record: nothing can be checked.")
-    _same_records(whole, _read(make(size), "The input, read again"), "read again")
+    _check_same_records(whole, _read_records(make(size), "The input, read again"), "read again")
     for unit in sorted({1, 2, 7, max(1, size // 3), max(1, size - 1)}):
-        _same_records(
+        _check_same_records(
             whole,
-            _read(make(unit), f"The input in parts of {unit} bytes"),
+            _read_records(make(unit), f"The input in parts of {unit} bytes"),
             f"in parts of {unit} bytes",
         )
 
 
-def _read(parts: Sequence[Iterable[Found]], what: str) -> list[tuple[int, int, str]]:
+def _read_records(
+    parts: Sequence[Iterable[RecordColumns]], what: str
+) -> list[tuple[int, int, str]]:
     """(record, offset, value) of all records, read from the last part to the first."""
     columns: list[list[tuple[int, int, str]]] = []
     counts = []
@@ -284,7 +295,7 @@ def _check_origins(records: Sequence[tuple[int, int, str]], what: str) -> None:
             )
 
 
-def _same_records(
+def _check_same_records(
     wanted: Sequence[tuple[int, int, str]], found: Sequence[tuple[int, int, str]], how: str
 ) -> None:
     if wanted == found:

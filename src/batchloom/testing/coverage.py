@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches import IGNORE
+from batchloom.batches import IGNORE_INDEX
 from batchloom.store import Store
 
 Ints = NDArray[np.int64]
-_SHOWN = 3
+_MAX_LISTED = 3
 
 
-def spans_of(batch: Mapping[str, Any], name: str = "input_ids") -> list[Ints]:
+def split_spans(batch: Mapping[str, Any], name: str = "input_ids") -> list[Ints]:
     """The ids of each span of a batch, padding too: cut where positions restart, or at ``cu_seq_lens_q``.
 
     Args:
@@ -47,22 +47,24 @@ def check_coverage(
         left_out: tokens that were announced as left out, over all epochs.
     """
     pad = store.end_id
-    spans = [span for batch in batches for span in spans_of(batch) if (span != pad).any()]
+    spans = [span for batch in batches for span in split_spans(batch) if (span != pad).any()]
     documents = [store[n].ids.astype(np.int64) for n in range(len(store))]
     documents = [ids for ids in documents if (ids != pad).any()] * epochs
-    missing, extra = _differ(_ids(documents, pad), _ids(spans, pad))
+    missing, extra = _count_differences(_collect_ids(documents, pad), _collect_ids(spans, pad))
     total = sum(map(len, documents)) - sum(map(len, spans))
     if extra or not missing <= left_out <= max(total, missing):
         raise AssertionError(
             f"In {epochs} epoch(s) of {store.location.name} {missing:,} tokens are missing and {extra:,} come too "
-            f"often, and {left_out:,} were announced as left out.{_lost(documents, spans)}"
+            f"often, and {left_out:,} were announced as left out.{_describe_missing_documents(documents, spans)}"
         )
-    apart, strange = _differ(_pairs(documents, pad), _pairs(spans, pad))
+    apart, strange = _count_differences(
+        _make_adjacent_pairs(documents, pad), _make_adjacent_pairs(spans, pad)
+    )
     # Each cut of a document takes the pair that stood across it.
     if strange or apart > max(0, len(spans) - len(documents)) + left_out:
         raise AssertionError(
             f"In {epochs} epoch(s) of {store.location.name} {strange:,} pairs of tokens stand side by side that do "
-            f"not in any document, and {apart:,} that do were parted.{_lost(documents, spans)}"
+            f"not in any document, and {apart:,} that do were parted.{_describe_missing_documents(documents, spans)}"
         )
 
 
@@ -84,29 +86,32 @@ def check_labels(
     spans = [
         (ids.astype(np.int64), labels.astype(np.int64))
         for batch in batches
-        for ids, labels in zip(spans_of(batch), spans_of(batch, "labels"), strict=True)
+        for ids, labels in zip(split_spans(batch), split_spans(batch, "labels"), strict=True)
     ]
-    aligned, shifted = (_trained_pairs(spans, shift) for shift in (0, 1))
+    aligned, shifted = (_make_trained_pairs(spans, shift) for shift in (0, 1))
     found = shifted if aligned is None else aligned
     if found is None:
-        wrong = ([one for one in spans if _trained_pairs([one], n) is None] for n in (0, 1))
+        wrong = ([one for one in spans if _make_trained_pairs([one], n) is None] for n in (0, 1))
         ids, labels = min(wrong, key=len)[0]
         raise AssertionError(
             "Labels are neither the ids (aligned, -100 at a span's first token) nor the next ids (shifted, -100 at its "
             f"last): ids {ids[:8].tolist()}... have labels {labels[:8].tolist()}..."
         )
     documents = [store[n].ids.astype(np.int64) for n in range(len(store))]
-    every = np.tile(_pairs_of_masks(documents, store), epochs)
+    every = np.tile(_make_expected_pairs(documents, store), epochs)
     pad = store.end_id
     bare, others = (
-        [pairs[_holds(pairs, pad) == padded] for pairs in (every, found)]
+        [pairs[_has_end_token(pairs, pad) == padded] for pairs in (every, found)]
         for padded in (True, False)
     )
-    (ends, strange), (untrained, more) = _differ(*bare), _differ(*others)
+    (ends, strange), (untrained, more) = _count_differences(*bare), _count_differences(*others)
     ids_of_spans = [ids for ids, _ in spans]
-    cuts = max(0, _not_all(ids_of_spans, pad) - _not_all(documents, pad) * epochs) + left_out
+    cuts = (
+        max(0, _count_real_spans(ids_of_spans, pad) - _count_real_spans(documents, pad) * epochs)
+        + left_out
+    )
     # The first token behind a cut has none before it; that of an end token alone looks like padding.
-    most = cuts + len(spans) - _not_all(ids_of_spans, pad)
+    most = cuts + len(spans) - _count_real_spans(ids_of_spans, pad)
     if strange or more or untrained > cuts or ends > most:
         raise AssertionError(
             f"In {epochs} epoch(s) of {store.location.name} {strange + more:,} tokens have a label and are padding "
@@ -116,61 +121,62 @@ def check_labels(
         )
 
 
-def _pairs_of_masks(documents: Sequence[Ints], store: Store) -> Ints:
+def _make_expected_pairs(documents: Sequence[Ints], store: Store) -> Ints:
     """Every token of documents that a store has trained, and the one before it."""
     numbers, lengths = np.arange(len(documents)), np.array([*map(len, documents)], np.int64)
     masks = store.mask(numbers, np.zeros_like(numbers), lengths)
     pairs = [
-        _joined(ids[:-1], ids[1:])[mask[1:]] for ids, mask in zip(documents, masks, strict=True)
+        _encode_pairs(ids[:-1], ids[1:])[mask[1:]]
+        for ids, mask in zip(documents, masks, strict=True)
     ]
     return np.concatenate([*pairs, np.empty(0, np.int64)])
 
 
-def _holds(pairs: Ints, pad: int) -> NDArray[np.bool_]:
+def _has_end_token(pairs: Ints, pad: int) -> NDArray[np.bool_]:
     """Which pairs hold an end token."""
     held: NDArray[np.bool_] = (pairs >> 32 == pad) | (pairs & 0xFFFFFFFF == pad)
     return held
 
 
-def _not_all(spans: Sequence[Ints], pad: int) -> int:
+def _count_real_spans(spans: Sequence[Ints], pad: int) -> int:
     """How many spans hold something else than end tokens."""
     return sum(bool((ids != pad).any()) for ids in spans)
 
 
-def _trained_pairs(spans: Sequence[tuple[Ints, Ints]], shift: int) -> Ints | None:
+def _make_trained_pairs(spans: Sequence[tuple[Ints, Ints]], shift: int) -> Ints | None:
     """Every token with a label and the one before it; None where a label is not the one ``shift`` tokens ahead."""
     pairs = [np.empty(0, np.int64)]
     for ids, labels in spans:
         # Of the second token on, aligned or shifted.
         own = labels[1 - shift : len(labels) - shift]
         rest = labels[:1] if shift == 0 else labels[-1:]
-        kept = own != IGNORE
-        if (rest != IGNORE).any() or (own != ids[1:])[kept].any():
+        kept = own != IGNORE_INDEX
+        if (rest != IGNORE_INDEX).any() or (own != ids[1:])[kept].any():
             return None
-        pairs.append(_joined(ids[:-1], ids[1:])[kept])
+        pairs.append(_encode_pairs(ids[:-1], ids[1:])[kept])
     return np.concatenate(pairs)
 
 
-def _joined(first: Ints, second: Ints) -> Ints:
+def _encode_pairs(first: Ints, second: Ints) -> Ints:
     """Pairs of ids as numbers."""
     pairs: Ints = (first << 32) + second
     return pairs
 
 
-def _ids(spans: Sequence[Ints], pad: int) -> Ints:
+def _collect_ids(spans: Sequence[Ints], pad: int) -> Ints:
     held: Ints = np.concatenate([*spans, np.empty(0, np.int64)])
     kept: Ints = held[held != pad]
     return kept
 
 
-def _pairs(spans: Sequence[Ints], pad: int) -> Ints:
+def _make_adjacent_pairs(spans: Sequence[Ints], pad: int) -> Ints:
     pairs = [np.stack([span[:-1], span[1:]]) for span in spans]
     first, second = np.concatenate([*pairs, np.empty((2, 0), np.int64)], axis=1)
     kept = (first != pad) & (second != pad)
-    return _joined(first[kept], second[kept])
+    return _encode_pairs(first[kept], second[kept])
 
 
-def _differ(wanted: Ints, found: Ints) -> tuple[int, int]:
+def _count_differences(wanted: Ints, found: Ints) -> tuple[int, int]:
     """How many values are missing, and how many are there too often."""
     values, places = np.unique(np.concatenate([wanted, found]), return_inverse=True)
     counts = np.bincount(places[: len(wanted)], minlength=len(values))
@@ -178,7 +184,7 @@ def _differ(wanted: Ints, found: Ints) -> tuple[int, int]:
     return int(counts.clip(0).sum()), int((-counts).clip(0).sum())
 
 
-def _lost(documents: Sequence[Ints], spans: Sequence[Ints]) -> str:
+def _describe_missing_documents(documents: Sequence[Ints], spans: Sequence[Ints]) -> str:
     """Which documents do not come as a whole as often as they should, as a sentence."""
     whole = Counter(span.tobytes() for span in spans)
     lost = []
@@ -187,5 +193,5 @@ def _lost(documents: Sequence[Ints], spans: Sequence[Ints]) -> str:
             whole[ids.tobytes()] -= 1
         else:
             lost.append(ids)
-    begins = "; ".join(f"{ids[:4].tolist()}... of {len(ids)} tokens" for ids in lost[:_SHOWN])
+    begins = "; ".join(f"{ids[:4].tolist()}... of {len(ids)} tokens" for ids in lost[:_MAX_LISTED])
     return f" Not (or not often enough) there as a whole: {begins}." if lost else ""

@@ -15,22 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from batchloom.batches import IGNORE, Loader, leaks, takes, token_losses, unknown_id
-from batchloom.core.settings import raise_problems, shown, whole
+from batchloom.batches import (
+    IGNORE_INDEX,
+    Loader,
+    accepts_argument,
+    compute_token_losses,
+    find_unknown_id,
+    is_leaking,
+)
+from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
 
-Logits = Callable[[Mapping[str, Any]], Tensor]
-_ROWS = 4
-_LOOKED_AT = 1024
-_LEAST_SEQ_LEN, _MOST_SEQ_LEN = 32, 4096
+LogitsFunction = Callable[[Mapping[str, Any]], Tensor]
+_BATCH_ROWS = 4
+_MAX_CHECKED_LENGTHS = 1024
+_MIN_SEQ_LEN, _MAX_SEQ_LEN = 32, 4096
 # Below this part of the tolerance it is rounding.
-_ROUNDING = 0.1
-_UNSEEN = 1e-6
-_NEIGHBOURS = 8
+_ROUNDING_SHARE = 0.1
+_LEAK_THRESHOLD = 1e-6
+_MAX_NEIGHBOURS = 8
 
 
-class _Span(NamedTuple):
+class _PackedSpan(NamedTuple):
     """A document, or a piece of one, in a packed batch: its row there, and its first token in the row."""
 
     document: int
@@ -45,25 +52,25 @@ class _Span(NamedTuple):
         )
 
 
-class _Packed(NamedTuple):
+class _PackedBatch(NamedTuple):
     """A batch, the spans that share their rows with others, those of them that are compared, and ``seq_len``."""
 
     batch: Mapping[str, Any]
-    spans: list[_Span]
-    chosen: list[_Span]
+    spans: list[_PackedSpan]
+    chosen: list[_PackedSpan]
     seq_len: int
 
 
-class _Compared(NamedTuple):
+class _SpanComparison(NamedTuple):
     """A span, and how far the losses of its trained tokens are from those alone: packed, and as one document."""
 
-    span: _Span
+    span: _PackedSpan
     packed: float
     mixed: float
 
 
 def assert_packed_equals_unpacked(
-    model: nn.Module | Logits,
+    model: nn.Module | LogitsFunction,
     store: Store,
     *,
     seq_len: int | None = None,
@@ -94,17 +101,17 @@ def assert_packed_equals_unpacked(
             model's, or what it gives is no such scores.
     """
     if seq_len is None:
-        seq_len = _fitting(store, model)
+        seq_len = _choose_seq_len(store, model)
     problems = []
     if not 0 < tolerance < math.inf:
-        problems.append(f"tolerance: {shown(tolerance)} is no number of nats above 0")
-    if (whole(documents) or 0) < 1:
-        problems.append(f"documents: {shown(documents)} is no whole number from 1 on")
+        problems.append(f"tolerance: {quote_value(tolerance)} is no number of nats above 0")
+    if (as_int(documents) or 0) < 1:
+        problems.append(f"documents: {quote_value(documents)} is no whole number from 1 on")
     raise_problems(problems)
     loader = Loader(
         store,
         seq_len=seq_len,
-        global_batch_size=_ROWS,
+        global_batch_size=_BATCH_ROWS,
         epochs=1,
         form=form,
         # What is told apart is the model's doing: of long conversations pieces do as well.
@@ -113,21 +120,23 @@ def assert_packed_equals_unpacked(
         world_size=1,
         prefetch=0,
     )
-    with _looked_at(model) as logits:
-        return _compare(_checked(logits, model), loader, store, tolerance, documents)
+    with _evaluation_logits(model) as logits:
+        return _compare_documents(
+            _wrap_checked_logits(logits, model), loader, store, tolerance, documents
+        )
 
 
-def _fitting(store: Store, model: nn.Module | Logits) -> int:
+def _choose_seq_len(store: Store, model: nn.Module | LogitsFunction) -> int:
     """A length of rows that hold several documents, and that a model has positions for."""
-    lengths = store.lengths.slice(0, min(len(store), _LOOKED_AT))
+    lengths = store.lengths.slice(0, min(len(store), _MAX_CHECKED_LENGTHS))
     wanted = 4 * int(lengths.mean()) if len(lengths) else 0
     config = getattr(model, "config", None)
-    most = min(getattr(config, "max_position_embeddings", None) or _MOST_SEQ_LEN, _MOST_SEQ_LEN)
-    return min(max(_LEAST_SEQ_LEN, wanted), most)
+    most = min(getattr(config, "max_position_embeddings", None) or _MAX_SEQ_LEN, _MAX_SEQ_LEN)
+    return min(max(_MIN_SEQ_LEN, wanted), most)
 
 
 @contextmanager
-def _looked_at(model: nn.Module | Logits) -> Iterator[Logits]:
+def _evaluation_logits(model: nn.Module | LogitsFunction) -> Iterator[LogitsFunction]:
     """The scores of a model, without dropout."""
     if not isinstance(model, nn.Module):
         with torch.no_grad():
@@ -140,7 +149,7 @@ def _looked_at(model: nn.Module | Logits) -> Iterator[Logits]:
         given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
         given |= {"attention_mask": None, "use_cache": False}
         given.pop("seq_idx", None)
-        found = model(**{k: v for k, v in given.items() if takes(model, k)})
+        found = model(**{k: v for k, v in given.items() if accepts_argument(model, k)})
         scores: Tensor = found[0] if isinstance(found, tuple) else getattr(found, "logits", found)
         return scores
 
@@ -152,12 +161,14 @@ def _looked_at(model: nn.Module | Logits) -> Iterator[Logits]:
         model.train(training)
 
 
-def _checked(logits: Logits, model: nn.Module | Logits) -> Logits:
+def _wrap_checked_logits(
+    logits: LogitsFunction, model: nn.Module | LogitsFunction
+) -> LogitsFunction:
     """The same scores, and a word of what is wrong where there are none."""
 
     def checked(batch: Mapping[str, Any]) -> Tensor:
         ids = batch["input_ids"]
-        if (unknown := unknown_id(model, ids)) is not None:
+        if (unknown := find_unknown_id(model, ids)) is not None:
             number, rows = unknown
             raise AssertionError(
                 f"The store holds id {number} and the model has rows for {rows}, from 0: give a store of the model's "
@@ -170,14 +181,14 @@ def _checked(logits: Logits, model: nn.Module | Logits) -> Logits:
                 f"The model ends in {error!r} for ids up to {int(ids.max())} and positions up to "
                 f"{int(batch['position_ids'].max())}: give one with rows for both, or a smaller seq_len."
             ) from error
-        if (problem := _problem(scores, ids)) is not None:
+        if (problem := _find_scores_problem(scores, ids)) is not None:
             raise AssertionError(problem)
         return scores
 
     return checked
 
 
-def _problem(scores: Any, ids: Tensor) -> str | None:
+def _find_scores_problem(scores: Any, ids: Tensor) -> str | None:
     """Why these are no scores of every token, for every id; None where they are."""
     expected = f"[{ids.shape[0]}, {ids.shape[1]}, vocabulary]"
     if not isinstance(scores, Tensor):
@@ -198,12 +209,12 @@ def _problem(scores: Any, ids: Tensor) -> str | None:
     return None
 
 
-def _refuse_chance(logits: Logits, batch: Mapping[str, Any], rounding: float) -> None:
+def _check_deterministic(logits: LogitsFunction, batch: Mapping[str, Any], rounding: float) -> None:
     """Refuse a model whose scores of a batch are others each time: they would seem to leak."""
-    inputs = _model_inputs(batch)
+    inputs = _select_model_inputs(batch)
     first, second = logits(inputs), logits(inputs)
     apart = max(
-        float((token_losses(one, ids) - token_losses(other, ids)).abs().mean())
+        float((compute_token_losses(one, ids) - compute_token_losses(other, ids)).abs().mean())
         for one, other, ids in zip(first, second, inputs["input_ids"], strict=True)
     )
     if apart > rounding:
@@ -214,15 +225,17 @@ def _refuse_chance(logits: Logits, batch: Mapping[str, Any], rounding: float) ->
         )
 
 
-def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, most: int) -> float:
+def _compare_documents(
+    logits: LogitsFunction, loader: Loader, store: Store, tolerance: float, most: int
+) -> float:
     """Compare documents batch by batch until there are enough; the largest distance."""
-    found: list[_Compared] = []
+    found: list[_SpanComparison] = []
     looked_at, step, worst = 0, 0, None
-    while len(found) < most and looked_at < _LOOKED_AT and loader.plan.has_step(step):
-        packed = _packed(loader, step, most - len(found))
+    while len(found) < most and looked_at < _MAX_CHECKED_LENGTHS and loader.plan.has_step(step):
+        packed = _make_packed_batch(loader, step, most - len(found))
         if packed.chosen and not looked_at:
-            _refuse_chance(logits, packed.batch, _ROUNDING * tolerance)
-        compared = _compared(logits, packed, store)
+            _check_deterministic(logits, packed.batch, _ROUNDING_SHARE * tolerance)
+        compared = _compare_spans(logits, packed, store)
         looked_at, step = looked_at + len(packed.chosen), step + 1
         found += compared
         for one in compared:
@@ -240,7 +253,7 @@ def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, mos
         sum(values) / len(found)
         for values in zip(*((one.packed, one.mixed) for one in found), strict=True)
     )
-    if max(away, mixed) <= _UNSEEN:
+    if max(away, mixed) <= _LEAK_THRESHOLD:
         raise AssertionError(
             "Nothing can be seen of this model: its losses stay as they are even where a row is taken for one document "
             f"({mixed:.1e} nats a token). What comes before a token has no say in its scores: as where layers begin at "
@@ -252,20 +265,20 @@ def _compare(logits: Logits, loader: Loader, store: Store, tolerance: float, mos
             "nothing can be compared: look at the weights."
         )
     wrong = sum(not one.packed <= tolerance for one in found)
-    if wrong or leaks(away, mixed, half=None, noise=_ROUNDING * tolerance):
+    if wrong or is_leaking(away, mixed, half=None, noise=_ROUNDING_SHARE * tolerance):
         beyond = f"{wrong} of {len(found)} documents are beyond the tolerance of {tolerance:g}"
-        raise AssertionError(f"{_explained(logits, *worst)} {beyond}.")
+        raise AssertionError(f"{_explain_leak(logits, *worst)} {beyond}.")
     return worst[0].packed
 
 
-def _packed(loader: Loader, step: int, most: int) -> _Packed:
+def _make_packed_batch(loader: Loader, step: int, most: int) -> _PackedBatch:
     """The batch of a step, and the documents to be compared."""
     rows = loader.plan.rows(*loader.plan.positions_of(step))
-    spans = _packed_spans(rows, loader.spec.form)
-    return _Packed(loader.batch(step), spans, spans[:most], loader.plan.spec.seq_len)
+    spans = _list_packed_spans(rows, loader.spec.form)
+    return _PackedBatch(loader.batch(step), spans, spans[:most], loader.plan.spec.seq_len)
 
 
-def _packed_spans(rows: Rows, form: str) -> list[_Span]:
+def _list_packed_spans(rows: Rows, form: str) -> list[_PackedSpan]:
     """The spans of a batch that share their row with others."""
     spans, flat = [], 0
     columns = (rows.documents, rows.starts, rows.places, rows.lengths)
@@ -275,58 +288,67 @@ def _packed_spans(rows: Rows, form: str) -> list[_Span]:
             *(c[first:stop].tolist() for c in columns), strict=True
         ):
             if form == "varlen":
-                spans.append(_Span(document, start, 0, flat, length))
+                spans.append(_PackedSpan(document, start, 0, flat, length))
             elif stop - first > 1:
-                spans.append(_Span(document, start, row, place, length))
+                spans.append(_PackedSpan(document, start, row, place, length))
             flat += length
     return spans if len(spans) > 1 else []
 
 
-def _compared(logits: Logits, packed: _Packed, store: Store) -> list[_Compared]:
+def _compare_spans(
+    logits: LogitsFunction, packed: _PackedBatch, store: Store
+) -> list[_SpanComparison]:
     """Each chosen span that has something to compare."""
     if not packed.chosen:
         return []
     batch = packed.batch
-    together = logits(_model_inputs(batch)), logits(_as_one_document(batch, packed.seq_len))
+    together = (
+        logits(_select_model_inputs(batch)),
+        logits(_merge_row_documents(batch, packed.seq_len)),
+    )
     found = []
     for span in packed.chosen:
-        kept = _trained(batch, span)
+        kept = _get_trained_mask(batch, span)
         if not kept.any():
             continue
         own = store[span.document].ids[span.start : span.start + span.length]
         ids = torch.from_numpy(own.astype(np.int64))
-        alone = _losses_of(logits(_alone(batch, ids)), span._replace(row=0, place=0), ids)
-        losses = [_losses_of(scores, span, ids) for scores in together]
-        found.append(_Compared(span, *(float((one - alone)[kept].abs().mean()) for one in losses)))
+        alone = _compute_span_losses(
+            logits(_make_single_document_batch(batch, ids)), span._replace(row=0, place=0), ids
+        )
+        losses = [_compute_span_losses(scores, span, ids) for scores in together]
+        found.append(
+            _SpanComparison(span, *(float((one - alone)[kept].abs().mean()) for one in losses))
+        )
     return found
 
 
-def _trained(batch: Mapping[str, Any], span: _Span) -> Tensor:
+def _get_trained_mask(batch: Mapping[str, Any], span: _PackedSpan) -> Tensor:
     """Which tokens of a span but its first carry a loss."""
     labels: Tensor = batch["labels"][span.row, span.place + 1 : span.place + span.length]
-    return labels != IGNORE
+    return labels != IGNORE_INDEX
 
 
-def _losses_of(scores: Tensor, span: _Span, ids: Tensor) -> Tensor:
+def _compute_span_losses(scores: Tensor, span: _PackedSpan, ids: Tensor) -> Tensor:
     """The losses of the tokens of a span in its batch."""
-    return token_losses(scores[span.row, span.place : span.place + span.length], ids)
+    return compute_token_losses(scores[span.row, span.place : span.place + span.length], ids)
 
 
-def _model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+def _select_model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
-def _alone(batch: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:
+def _make_single_document_batch(batch: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:
     """A document by itself, in the form of the batch."""
-    return _of_one(batch, ids[None], len(ids))
+    return _make_unpacked_batch(batch, ids[None], len(ids))
 
 
-def _as_one_document(batch: Mapping[str, Any], seq_len: int) -> dict[str, Any]:
+def _merge_row_documents(batch: Mapping[str, Any], seq_len: int) -> dict[str, Any]:
     """The batch as if each row were one document; a flat one has positions of its rows, as there may be no others."""
-    return _of_one(batch, batch["input_ids"], seq_len)
+    return _make_unpacked_batch(batch, batch["input_ids"], seq_len)
 
 
-def _of_one(batch: Mapping[str, Any], ids: Tensor, positions: int) -> dict[str, Any]:
+def _make_unpacked_batch(batch: Mapping[str, Any], ids: Tensor, positions: int) -> dict[str, Any]:
     tokens = ids.shape[1]
     places = (torch.arange(tokens) % positions).repeat(len(ids), 1)
     inputs: dict[str, Any] = {"input_ids": ids, "position_ids": places}
@@ -338,15 +360,15 @@ def _of_one(batch: Mapping[str, Any], ids: Tensor, positions: int) -> dict[str, 
     return inputs
 
 
-def _explained(logits: Logits, worst: _Compared, packed: _Packed) -> str:
+def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _PackedBatch) -> str:
     """Which document leaks from which neighbour, and what is likely wrong."""
     span = worst.span
     fact = (
         f"Packed documents see each other: the loss of {span} in row {span.row} is {worst.packed:.2g} nats a token "
         f"from that of the document alone ({worst.mixed:.2g} where nothing keeps documents apart)."
     )
-    neighbour, change = _whose(logits, packed, span)
-    scores = logits(_model_inputs(packed.batch))
+    neighbour, change = _find_leaking_neighbour(logits, packed, span)
+    scores = logits(_select_model_inputs(packed.batch))
     if neighbour is None and scores.dtype in (torch.bfloat16, torch.float16):
         return (
             f"The loss of {span} in row {span.row} is {worst.packed:.2g} nats a token from that of the document alone, "
@@ -354,12 +376,12 @@ def _explained(logits: Logits, worst: _Compared, packed: _Packed) -> str:
             "float32 (model.float()), or give a tolerance that half precision can keep."
         )
     seen = "No neighbour's tokens change it, so its place in the row does."
-    if neighbour is not None and change > _UNSEEN:
+    if neighbour is not None and change > _LEAK_THRESHOLD:
         side = "before" if neighbour.place < span.place else "behind"
         seen = f"Other tokens in {neighbour}, {side} it in the row, change it by {change:.2g} nats a token."
-    inputs = _model_inputs(packed.batch)
+    inputs = _select_model_inputs(packed.batch)
     other = {**inputs, "position_ids": torch.zeros_like(inputs["position_ids"])}
-    if bool(((scores - logits(other)).abs() <= _UNSEEN).all()):
+    if bool(((scores - logits(other)).abs() <= _LEAK_THRESHOLD).all()):
         cause = (
             "The model does not read position_ids (other ones give the same scores): hand them on to its attention, or "
             "train with packing='none'."
@@ -373,16 +395,18 @@ def _explained(logits: Logits, worst: _Compared, packed: _Packed) -> str:
     return f"{fact} {seen} {cause}"
 
 
-def _whose(logits: Logits, packed: _Packed, span: _Span) -> tuple[_Span | None, float]:
+def _find_leaking_neighbour(
+    logits: LogitsFunction, packed: _PackedBatch, span: _PackedSpan
+) -> tuple[_PackedSpan | None, float]:
     """The neighbour whose tokens change the losses of a span most, and by how much, in nats a token."""
     row = [one for one in packed.spans if one.row == span.row]
     at = row.index(span)
-    near = [*row[max(0, at - _NEIGHBOURS) : at], *row[at + 1 :][:_NEIGHBOURS]]
-    inputs = _model_inputs(packed.batch)
+    near = [*row[max(0, at - _MAX_NEIGHBOURS) : at], *row[at + 1 :][:_MAX_NEIGHBOURS]]
+    inputs = _select_model_inputs(packed.batch)
     ids = inputs["input_ids"][span.row, span.place : span.place + span.length]
-    kept = _trained(packed.batch, span)
-    before = _losses_of(logits(inputs), span, ids)[kept]
-    most: tuple[_Span | None, float] = (None, 0.0)
+    kept = _get_trained_mask(packed.batch, span)
+    before = _compute_span_losses(logits(inputs), span, ids)[kept]
+    most: tuple[_PackedSpan | None, float] = (None, 0.0)
     for one in near:
         stretch = slice(one.place, one.place + one.length)
         other = inputs["input_ids"].clone()
@@ -390,7 +414,7 @@ def _whose(logits: Logits, packed: _Packed, span: _Span) -> tuple[_Span | None, 
         # What reads the same backwards is overwritten by a token of the span.
         same = bool((turned == other[one.row, stretch]).all())
         other[one.row, stretch] = ids[0] if same else turned
-        after = _losses_of(logits({**inputs, "input_ids": other}), span, ids)[kept]
+        after = _compute_span_losses(logits({**inputs, "input_ids": other}), span, ids)[kept]
         change = float((after - before).abs().mean())
         if change > most[1]:
             most = (one, change)

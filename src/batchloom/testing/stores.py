@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
-from batchloom.core.fingerprint import canonical
+from batchloom.core.fingerprint import encode_canonical
 from batchloom.store import (
     MANIFEST_NAME,
     WORK_NAME,
@@ -21,8 +21,8 @@ from batchloom.store import (
     ShardEntry,
     Store,
     add_generation,
-    extended,
-    manifest_bytes,
+    encode_manifest,
+    extend_manifest,
     open_store,
     read_manifest,
     write_file,
@@ -31,30 +31,30 @@ from batchloom.store.format import (
     FORMAT_VERSION,
     TOKEN_DTYPES,
     TOKENIZER_NAME,
-    Counts,
-    Origins,
+    ProvenanceTable,
     SourceEntry,
+    StoreCounts,
     SubsetEntry,
-    seal,
-    shard_name,
-    token_dtype,
-    tokenizer_entry,
+    choose_token_dtype,
+    format_shard_name,
+    make_tokenizer_entry,
+    seal_manifest,
 )
-from batchloom.store.maintain import next_part, next_shards
+from batchloom.store.maintain import next_part_number, next_shard_numbers
 from batchloom.store.write import LengthsWriter, ShardWriter, make_folder
 from batchloom.tokens import Tokenizer, resolve_tokenizer
 
-Documents = Sequence[Sequence[int]]
+DocumentIds = Sequence[Sequence[int]]
 
 
 def write_store(
     folder: str | os.PathLike[str],
-    documents: Documents | Mapping[str, Documents],
+    documents: DocumentIds | Mapping[str, DocumentIds],
     *,
     tokenizer: str = "bytes",
     dtype: str = "auto",
     documents_per_shard: int = 1000,
-    trained: Documents | Mapping[str, Documents] | None = None,
+    trained: DocumentIds | Mapping[str, DocumentIds] | None = None,
 ) -> Store:
     """Write a finished store whose documents are exactly these ids, and open it.
 
@@ -72,26 +72,28 @@ def write_store(
     """
     place = Path(folder)
     chosen = resolve_tokenizer(tokenizer)
-    name = token_dtype(dtype, chosen.vocab_size)
+    name = choose_token_dtype(dtype, chosen.vocab_size)
     subsets = documents if isinstance(documents, Mapping) else {"train": documents}
     masks = trained if isinstance(trained, Mapping) else {"train": trained}
     entries: dict[str, SubsetEntry] = {}
     count = 0
     for subset, listed in subsets.items():
-        where = _Where(place / subset, name, documents_per_shard)
+        where = _SubsetTarget(place / subset, name, documents_per_shard)
         entries[subset] = _write_subset(where, listed, masks.get(subset), count)
         count += len(listed)
-    write_file(place / TOKENIZER_NAME, canonical(chosen.state()))
-    write_file(place / MANIFEST_NAME, manifest_bytes(seal(_manifest(chosen, name, entries))))
+    write_file(place / TOKENIZER_NAME, encode_canonical(chosen.state()))
+    write_file(
+        place / MANIFEST_NAME, encode_manifest(seal_manifest(_make_manifest(chosen, name, entries)))
+    )
     return open_store(place, next(iter(subsets)))
 
 
 def append_documents(
     folder: str | os.PathLike[str],
-    documents: Documents | Mapping[str, Documents],
+    documents: DocumentIds | Mapping[str, DocumentIds],
     *,
     documents_per_shard: int = 1000,
-    trained: Documents | Mapping[str, Documents] | None = None,
+    trained: DocumentIds | Mapping[str, DocumentIds] | None = None,
     source: str = "appended",
 ) -> Store:
     """Append documents of exactly these ids to a store as its next generation, and open that.
@@ -109,27 +111,27 @@ def append_documents(
     subsets = documents if isinstance(documents, Mapping) else {"train": documents}
     masks = trained if isinstance(trained, Mapping) else {"train": trained}
     entries: dict[str, SubsetEntry] = {}
-    count, shards = 0, next_shards(base)
+    count, shards = 0, next_shard_numbers(base)
     for subset, listed in subsets.items():
-        where = _Where(
+        where = _SubsetTarget(
             staged / subset,
             base.dtype,
             documents_per_shard,
             shards[subset],
-            next_part(base),
+            next_part_number(base),
             base.generation + 1,
         )
         entries[subset] = _write_subset(where, listed, masks.get(subset), count)
         count += len(listed)
-    own = _manifest(open_store(place, next(iter(base.subsets))).tokenizer, base.dtype, entries)
+    own = _make_manifest(open_store(place, next(iter(base.subsets))).tokenizer, base.dtype, entries)
     own = replace(own, sources=(replace(own.sources[0], name=source),))
-    add_generation(place, extended(base, own), staged=staged)
+    add_generation(place, extend_manifest(base, own), staged=staged)
     shutil.rmtree(staged.parent)
     return open_store(place, next(iter(subsets)))
 
 
 @dataclass(frozen=True)
-class _Where:
+class _SubsetTarget:
     folder: Path
     dtype: str
     per_shard: int
@@ -139,17 +141,17 @@ class _Where:
 
 
 def _write_subset(
-    where: _Where, documents: Documents, trained: Documents | None, first: int
+    where: _SubsetTarget, documents: DocumentIds, trained: DocumentIds | None, first: int
 ) -> SubsetEntry:
     folder, per_shard = where.folder, where.per_shard
-    _refuse_unstorable(documents, where.dtype)
+    _check_ids_fit(documents, where.dtype)
     make_folder(folder)
     lengths = LengthsWriter(folder, where.generation)
     shards: list[ShardEntry] = []
     for start in range(0, len(documents), per_shard):
         chosen = [np.array(ids, np.int64) for ids in documents[start : start + per_shard]]
         writer = ShardWriter(
-            folder / shard_name(where.first_shard + len(shards)), TOKEN_DTYPES[where.dtype]
+            folder / format_shard_name(where.first_shard + len(shards)), TOKEN_DTYPES[where.dtype]
         )
         flags = trained[start : start + per_shard] if trained is not None else None
         writer.append(
@@ -157,14 +159,14 @@ def _write_subset(
             None if flags is None else np.concatenate([np.array(f, bool) for f in flags]),
         )
         sizes = np.array([len(ids) for ids in chosen], np.uint32)
-        shards.append(writer.finish(sizes, _origins(chosen, first + start, where.part)))
+        shards.append(writer.finish(sizes, _make_provenance(chosen, first + start, where.part)))
         lengths.append(sizes)
     tokens = sum(shard.tokens for shard in shards)
     checksum, sums = lengths.finish()
     return SubsetEntry(len(documents), tokens, checksum, tuple(shards), sums=sums)
 
 
-def _refuse_unstorable(documents: Documents, dtype: str) -> None:
+def _check_ids_fit(documents: DocumentIds, dtype: str) -> None:
     """Refuse ids that would wrap around in the files.
 
     Raises:
@@ -181,26 +183,26 @@ def _refuse_unstorable(documents: Documents, dtype: str) -> None:
             )
 
 
-def _origins(documents: list[NDArray[np.int64]], first: int, part: int) -> Origins:
+def _make_provenance(documents: list[NDArray[np.int64]], first: int, part: int) -> ProvenanceTable:
     hashes = [xxhash.xxh3_128_intdigest(ids.tobytes()) for ids in documents]
     halves = [(h & 0xFFFFFFFFFFFFFFFF, h >> 64) for h in hashes]
     records = np.arange(first, first + len(documents), dtype=np.uint64)
-    return Origins(
+    return ProvenanceTable(
         np.array(halves, np.uint64), records, records, np.full(len(documents), part, np.uint32)
     )
 
 
-def _manifest(tokenizer: Tokenizer, dtype: str, subsets: dict[str, SubsetEntry]) -> Manifest:
+def _make_manifest(tokenizer: Tokenizer, dtype: str, subsets: dict[str, SubsetEntry]) -> Manifest:
     documents = sum(entry.documents for entry in subsets.values())
     tokens = sum(entry.tokens for entry in subsets.values())
     return Manifest(
         format_version=FORMAT_VERSION,
         generation=1,
         dtype=dtype,
-        tokenizer=tokenizer_entry(tokenizer),
+        tokenizer=make_tokenizer_entry(tokenizer),
         recipe={},
         recipe_fingerprint="",
-        counts=Counts(
+        counts=StoreCounts(
             records=documents, documents=documents, tokens=tokens, quarantined=0, dropped={}
         ),
         subsets=subsets,

@@ -1,19 +1,19 @@
-from .cleaner import Cleaner as Cleaner, StepCounts as StepCounts
-from .decontamination.overlap import Decontaminate as Decontaminate
-from .english_words import sentences as sentences, words as words
-from .language import language_of as language_of
+from .cleaner import StepCounts as StepCounts, TextCleaner as TextCleaner
+from .decontamination.overlap import DecontaminationSettings as DecontaminationSettings
+from .english_words import count_sentences as count_sentences, iter_words as iter_words
+from .language import detect_language as detect_language
 from .normalization import normalize as normalize
 from .quality.c4 import C4 as C4
 from .quality.fineweb import FineWeb as FineWeb
 from .quality.gopher import Gopher as Gopher
 from .quality.repetition import Repetition as Repetition
 from .registry import (
-    STEPS as STEPS,
-    clean_problems as clean_problems,
-    filled as filled,
-    make_clean as make_clean,
-    packages as packages,
+    KNOWN_STEPS as KNOWN_STEPS,
+    fill_step_defaults as fill_step_defaults,
+    find_clean_problems as find_clean_problems,
+    get_step_packages as get_step_packages,
+    make_clean_function as make_clean_function,
+    parse_step_settings as parse_step_settings,
     parse_steps as parse_steps,
-    settings_of as settings_of,
 )
-from .steps import CleanStep as CleanStep, Drop as Drop
+from .steps import CleanStep as CleanStep, DroppedText as DroppedText

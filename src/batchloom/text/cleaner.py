@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from batchloom.text.language import Language
-from batchloom.text.registry import make_clean
-from batchloom.text.steps import CleanStep, Drop
+from batchloom.text.language import LanguageStep
+from batchloom.text.registry import make_clean_function
+from batchloom.text.steps import CleanStep, DroppedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class StepCounts:
 
 
 @dataclass(slots=True)
-class Cleaned:
+class CleanResult:
     """What became of a list of texts.
 
     Attributes:
@@ -51,13 +51,13 @@ class Cleaned:
 
     texts: list[str]
     places: list[int]
-    drops: list[tuple[int, int, Drop]] = field(default_factory=list)
+    drops: list[tuple[int, int, DroppedText]] = field(default_factory=list)
     counts: tuple[StepCounts, ...] = ()
     languages: list[str] = field(default_factory=list)
 
 
 @final
-class Cleaner:
+class TextCleaner:
     """Steps, one after the other, over lists of texts.
 
     It is pickled as its steps alone and made anew where it arrives.
@@ -71,28 +71,30 @@ class Cleaner:
 
     def __init__(self, steps: Sequence[CleanStep]) -> None:
         self.steps = tuple(steps)
-        self._cleans = [make_clean(step) for step in self.steps]
+        self._cleans = [make_clean_function(step) for step in self.steps]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Cleaner, (self.steps,)
+        return TextCleaner, (self.steps,)
 
-    def clean(self, texts: Sequence[str]) -> Cleaned:
+    def clean(self, texts: Sequence[str]) -> CleanResult:
         """Every text through every step, until one drops it."""
-        cleaned = Cleaned(list(texts), list(range(len(texts))))
-        sizes = list(map(utf8_length, texts))
+        cleaned = CleanResult(list(texts), list(range(len(texts))))
+        sizes = list(map(compute_utf8_length, texts))
         counts = []
         for number, clean in enumerate(self._cleans):
             documents, size = len(sizes), sum(sizes)
             results = list(map(clean, cleaned.texts))
-            if isinstance(clean, Language):
+            if isinstance(clean, LanguageStep):
                 cleaned.languages = clean.take()
-            changed = _take(cleaned, sizes, number, results)
+            changed = _apply_step_results(cleaned, sizes, number, results)
             counts.append(StepCounts(documents, len(sizes), changed, size, sum(sizes)))
         cleaned.counts = tuple(counts)
         return cleaned
 
 
-def _take(cleaned: Cleaned, sizes: list[int], number: int, results: list[str | Drop]) -> int:
+def _apply_step_results(
+    cleaned: CleanResult, sizes: list[int], number: int, results: list[str | DroppedText]
+) -> int:
     """Put the results of a step into their places; gives the number of texts it changed."""
     texts, changed, dropped = cleaned.texts, 0, set[int]()
     # A step gives back the very object it was given where it changed nothing: nearly always.
@@ -100,11 +102,11 @@ def _take(cleaned: Cleaned, sizes: list[int], number: int, results: list[str | D
         at for at, pair in enumerate(zip(texts, results, strict=True)) if pair[0] is not pair[1]
     ]:
         result = results[at]
-        if isinstance(result, Drop):
+        if isinstance(result, DroppedText):
             cleaned.drops.append((cleaned.places[at], number, result))
             dropped.add(at)
         elif result != texts[at]:
-            texts[at], sizes[at] = result, utf8_length(result)
+            texts[at], sizes[at] = result, compute_utf8_length(result)
             changed += 1
     if dropped:
         kept = [at for at in range(len(texts)) if at not in dropped]
@@ -116,6 +118,6 @@ def _take(cleaned: Cleaned, sizes: list[int], number: int, results: list[str | D
     return changed
 
 
-def utf8_length(text: str) -> int:
+def compute_utf8_length(text: str) -> int:
     """How many bytes a text is as UTF-8, without encoding it where it is ASCII."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -3,11 +3,11 @@
 import re
 from dataclasses import dataclass
 
-from batchloom.text.steps import Clean
+from batchloom.text.steps import CleanFunction
 
 # Written out, not asked of unicodedata: every Python must take out the same.
-_LINE_ENDS = "\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
-_GONE = (
+_LINE_END_CHARACTERS = "\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
+_REMOVED_CHARACTERS = (
     "\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f"  # C0 and C1 without those that end lines
     "\u00ad\u061c\u200b\u200e\u200f"  # soft hyphen, zero-width space, marks of direction
     "\u202a-\u202e\u2060-\u206f\ufeff"  # embeddings and isolates, word joiner, byte-order mark
@@ -15,11 +15,11 @@ _GONE = (
     "\U000e0001\U000e0020-\U000e007f"  # tags
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
 )
-_LINE_END = re.compile(f"\r\n?|[{_LINE_ENDS}]")
-_ANY_GONE = re.compile(f"[{_GONE}]")
-_ANY_JOINER = re.compile("[\u200c\u200d]++")
-_ANY = re.compile(f"[\r\u200c\u200d{_LINE_ENDS}{_GONE}]")
-_ASCII_GONE = bytes({*range(32), 127} - {9, 10})
+_LINE_END_PATTERN = re.compile(f"\r\n?|[{_LINE_END_CHARACTERS}]")
+_REMOVED_PATTERN = re.compile(f"[{_REMOVED_CHARACTERS}]")
+_JOINER_PATTERN = re.compile("[\u200c\u200d]++")
+_CONTROL_PATTERN = re.compile(f"[\r\u200c\u200d{_LINE_END_CHARACTERS}{_REMOVED_CHARACTERS}]")
+_REMOVED_ASCII = bytes({*range(32), 127} - {9, 10})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,35 +34,35 @@ class ControlSettings:
     joiners: bool = True
 
 
-def make(settings: ControlSettings) -> Clean:
+def make_control_step(settings: ControlSettings) -> CleanFunction:
     """The step as a function."""
-    joined = _one_joiner if settings.joiners else _no_joiner
+    joined = _keep_one_joiner if settings.joiners else _drop_joiners
 
     def clean(text: str) -> str:
-        if not _suspect(text):
+        if not _may_need_cleaning(text):
             return text
-        clean = _ANY_GONE.sub("", _LINE_END.sub("\n", text))
-        clean = _ANY_JOINER.sub(joined, clean)
+        clean = _REMOVED_PATTERN.sub("", _LINE_END_PATTERN.sub("\n", text))
+        clean = _JOINER_PATTERN.sub(joined, clean)
         return text if clean == text else clean
 
     return clean
 
 
-def _suspect(text: str) -> bool:
+def _may_need_cleaning(text: str) -> bool:
     if text.isascii():
-        return len(text.encode().translate(None, _ASCII_GONE)) != len(text)
+        return len(text.encode().translate(None, _REMOVED_ASCII)) != len(text)
     # Nothing that is taken out is printable, in any version of Unicode; not all else is.
     if text.replace("\n", "").replace("\t", "").isprintable():
         return False
-    return _ANY.search(text) is not None
+    return _CONTROL_PATTERN.search(text) is not None
 
 
-def _one_joiner(run: re.Match[str]) -> str:
+def _keep_one_joiner(run: re.Match[str]) -> str:
     before = run.string[run.start() - 1 : run.start()]
     # Latin letters (below U+0300) and punctuation are shaped by no joiner.
     shaped = before >= "\u0300" and not "\u2000" <= before <= "\u206f" and before != "\u3000"
     return run[0][0] if shaped else ""
 
 
-def _no_joiner(_: re.Match[str]) -> str:
+def _drop_joiners(_: re.Match[str]) -> str:
     return ""

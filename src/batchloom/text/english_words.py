@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any, final
 
 # What is kept of pieces: enough for the common ones, a few MiB.
-_KEPT_PIECES = 1 << 16
-_KEPT_LENGTH = 64
+_MAX_CACHED_SEGMENTS = 1 << 16
+_MAX_CACHED_LENGTH = 64
 # No suffix but a run of dots is longer, what stands before it included.
 _SUFFIX_REACH = 16
 
-# The infixes of ``english.json`` on ASCII, where their classes of letters are short.
+# The infixes of ``load_english_tables.json`` on ASCII, where their classes of letters are short.
 _INFIX_ASCII = re.compile(
     r"\.\.+|(?<=[0-9])[+\-*^](?=[0-9-])|(?<=[a-z'\"`,])\.(?=[A-Z'\"`,])|(?<=[a-zA-Z]),(?=[a-zA-Z])"
     r"|(?<=[a-zA-Z0-9])(?:-{1,3}|~)(?=[a-zA-Z])|(?<=[a-zA-Z0-9])[:<>=/](?=[a-zA-Z])"
 )
 # First letters of the prefixes that begin with one: US$, C$, A$.
-_LETTERS_OF_PREFIXES = frozenset("UCA")
+_PREFIX_LETTERS = frozenset("UCA")
 
 # spaCy's URL_PATTERN (Diego Perini, MIT) without ``(?::\S*)?`` in its user part, which ``\S+``
 # before it takes in: the same strings match, in linear time.
@@ -49,8 +49,8 @@ _URL = (
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Rules:
-    """The tables of ``english.json``, ready for use.
+class _EnglishRules:
+    """The tables of ``load_english_tables.json``, ready for use.
 
     Attributes:
         prefix, suffix, infix, url: the expressions.
@@ -73,18 +73,18 @@ class _Rules:
 
 
 @functools.cache
-def english() -> Mapping[str, Any]:
+def load_english_tables() -> Mapping[str, Any]:
     """The tables of how English is written; where they are from stands in the file."""
     tables: Mapping[str, Any] = json.loads(Path(__file__).with_name("english.json").read_bytes())
     return tables
 
 
 @functools.cache
-def _rules() -> _Rules:
-    tables = english()
+def _load_rules() -> _EnglishRules:
+    tables = load_english_tables()
     special = {entry.replace(" ", ""): tuple(entry.split()) for entry in tables["special"]}
     suffix = re.compile("|".join(f"{suffix}$" for suffix in tables["suffixes"]))
-    rules = _Rules(
+    rules = _EnglishRules(
         re.compile("|".join(tables["prefixes"])),
         suffix,
         re.compile("|".join(tables["infixes"])),
@@ -96,18 +96,20 @@ def _rules() -> _Rules:
         max(map(len, special)),
     )
     for piece, words in special.items():
-        found = tuple(_words_of(piece, rules, {}))
+        found = tuple(_split_segment(piece, rules, {}))
         if len(found) > 1 or (rules.prefix.match(piece) and found != words):
             rules.phrases[found] = words
             rules.reaches[found[0]] = tuple({*rules.reaches.get(found[0], ()), len(found)})
     return rules
 
 
-def _words_of(piece: str, rules: _Rules, special: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _split_segment(
+    piece: str, rules: _EnglishRules, special: Mapping[str, tuple[str, ...]]
+) -> list[str]:
     """The words of a piece without white space, exceptions that affixes hide aside."""
     before: list[str] = []
     after: list[str] = []
-    start, stop = _strip(piece, rules, special, before, after)
+    start, stop = _strip_affixes(piece, rules, special, before, after)
     core = piece[start:stop]
     if not core:
         words = []
@@ -116,13 +118,13 @@ def _words_of(piece: str, rules: _Rules, special: Mapping[str, tuple[str, ...]])
     elif "." in core and rules.url.match(core):
         words = [core]
     else:
-        words = _cut(core, rules)
+        words = _split_infixes(core, rules)
     return before + words + after[::-1]
 
 
-def _strip(
+def _strip_affixes(
     piece: str,
-    rules: _Rules,
+    rules: _EnglishRules,
     special: Mapping[str, tuple[str, ...]],
     before: list[str],
     after: list[str],
@@ -132,11 +134,11 @@ def _strip(
     while start < stop:
         if stop - start <= longest and piece[start:stop] in special:
             break
-        inner = _prefix_stop(piece, rules, start, stop)
+        inner = _find_prefix_end(piece, rules, start, stop)
         if start < inner and 0 < stop - inner <= longest and piece[inner:stop] in special:
             before.append(piece[start:inner])
             return inner, stop
-        outer = _suffix_start(piece, rules, inner, stop)
+        outer = _find_suffix_start(piece, rules, inner, stop)
         if outer < stop and 0 < outer - start <= longest and piece[start:outer] in special:
             after.append(piece[outer:stop])
             return start, outer
@@ -150,16 +152,16 @@ def _strip(
     return start, stop
 
 
-def _prefix_stop(piece: str, rules: _Rules, start: int, stop: int) -> int:
+def _find_prefix_end(piece: str, rules: _EnglishRules, start: int, stop: int) -> int:
     """Where the prefix of ``piece[start:stop]`` ends; ``start`` where it has none."""
     first = piece[start]
-    if first.isascii() and first.isalnum() and first not in _LETTERS_OF_PREFIXES:
+    if first.isascii() and first.isalnum() and first not in _PREFIX_LETTERS:
         return start
     match = rules.prefix.match(piece, start, stop)
     return match.end() if match else start
 
 
-def _suffix_start(piece: str, rules: _Rules, start: int, stop: int) -> int:
+def _find_suffix_start(piece: str, rules: _EnglishRules, start: int, stop: int) -> int:
     """Where the suffix of ``piece[start:stop]`` begins; ``stop`` where it has none."""
     tail = piece[max(start, stop - _SUFFIX_REACH) : stop]
     last = tail[-1:]
@@ -177,7 +179,7 @@ def _suffix_start(piece: str, rules: _Rules, start: int, stop: int) -> int:
     return stop - len(tail) + match.start() if match else stop
 
 
-def _cut(core: str, rules: _Rules) -> list[str]:
+def _split_infixes(core: str, rules: _EnglishRules) -> list[str]:
     """The words between and of infixes."""
     if not core.isascii():
         infix = rules.infix
@@ -199,7 +201,7 @@ def _cut(core: str, rules: _Rules) -> list[str]:
     return words
 
 
-def _with_phrases(words: list[str], rules: _Rules) -> list[str]:
+def _merge_phrases(words: list[str], rules: _EnglishRules) -> list[str]:
     """The words with exceptions put together again: the longest first, then the first."""
     if len(words) == 1:
         return words
@@ -226,9 +228,9 @@ def _with_phrases(words: list[str], rules: _Rules) -> list[str]:
     return out
 
 
-def words_of(piece: str) -> tuple[str, ...]:
+def split_segment_words(piece: str) -> tuple[str, ...]:
     """The words of a piece that holds no white space."""
-    rules = _rules()
+    rules = _load_rules()
     if piece in rules.special:
         return rules.special[piece]
     if piece.isascii() and piece.isalpha():
@@ -241,42 +243,42 @@ def words_of(piece: str) -> tuple[str, ...]:
         and core not in rules.special
     ):
         return core, last
-    return tuple(_with_phrases(_words_of(piece, rules, rules.special), rules))
+    return tuple(_merge_phrases(_split_segment(piece, rules, rules.special), rules))
 
 
 @final
-class _Pieces(dict[str, tuple[str, ...]]):
+class _SegmentWordCache(dict[str, tuple[str, ...]]):
     """Words by piece; found when first asked for."""
 
     def __missing__(self, piece: str) -> tuple[str, ...]:
-        words = words_of(piece)
-        if len(piece) <= _KEPT_LENGTH:
-            if len(self) >= _KEPT_PIECES:
+        words = split_segment_words(piece)
+        if len(piece) <= _MAX_CACHED_LENGTH:
+            if len(self) >= _MAX_CACHED_SEGMENTS:
                 self.clear()
             self[piece] = words
         return words
 
 
-_PIECES = _Pieces()
+_SEGMENT_WORDS = _SegmentWordCache()
 
 
-def words(text: str) -> Iterator[str]:
+def iter_words(text: str) -> Iterator[str]:
     """The words of a text, in order."""
-    return chain.from_iterable(map(_PIECES.__getitem__, text.split()))
+    return chain.from_iterable(map(_SEGMENT_WORDS.__getitem__, text.split()))
 
 
 _ODD_SPACE = re.compile(r"^ |  |[^\S ]")
 _SPACE_OR_PIECE = re.compile(r"\s+|\S+")
 
 
-def sentences(line: str, most: int) -> int:
+def count_sentences(line: str, most: int) -> int:
     """How many sentences a text has, counted up to ``most``.
 
     A sentence ends with ``. ! ?`` and their like as words of their own, and the punctuation that
     follows them.
     """
-    ends, count, ended = _sentence_ends(), 0, False
-    for word in _words_and_spaces(line):
+    ends, count, ended = _load_sentence_ends(), 0, False
+    for word in _iter_words_and_spaces(line):
         count = count or 1
         if word in ends:
             ended = True
@@ -287,15 +289,15 @@ def sentences(line: str, most: int) -> int:
     return min(count, most)
 
 
-def _words_and_spaces(text: str) -> Iterator[str]:
+def _iter_words_and_spaces(text: str) -> Iterator[str]:
     """The words, and white space but for one space before a word, which counts as a word, too."""
     if text.isascii() and not _ODD_SPACE.search(text):
-        yield from words(text)
+        yield from iter_words(text)
         return
     for match in _SPACE_OR_PIECE.finditer(text):
         piece = match[0]
         if not piece.isspace():
-            yield from _PIECES[piece]
+            yield from _SEGMENT_WORDS[piece]
         elif match.start() and piece.startswith(" "):
             if len(piece) > 1:
                 yield piece[1:]
@@ -304,8 +306,8 @@ def _words_and_spaces(text: str) -> Iterator[str]:
 
 
 @functools.cache
-def _sentence_ends() -> frozenset[str]:
-    return frozenset(english()["sentence_ends"])
+def _load_sentence_ends() -> frozenset[str]:
+    return frozenset(load_english_tables()["sentence_ends"])
 
 
 @functools.lru_cache(4096)

@@ -4,21 +4,21 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.settings import raise_problems, set_wholes
-from batchloom.text.steps import Clean, Drop
+from batchloom.core.settings import coerce_int_fields, raise_problems
+from batchloom.text.steps import CleanFunction, DroppedText
 
 # Elements that make a text HTML; <b> or <i> alone stand in Markdown and comments, too.
-_BLOCKS = (
+_BLOCK_TAGS = (
     "html|head|body|title|meta|link|script|style|div|p|br|hr|h[1-6]|ul|ol|li|dl|dt|dd|table|thead|tbody|tr|td|th"
     "|pre|blockquote|section|article|main|nav|aside|header|footer|form|figure|span|a|img|center|font|iframe|noscript"
 )
-_BEGINS = re.compile(
-    rf"[\s\ufeff]*+(?:<!--(?:(?!-->).)*+-->[\s\ufeff]*+)*+(?:<\?xml[^<>]*+>\s*+)?+<(?:!doctype\s+html|(?:{_BLOCKS})[\s/>])",
+_HTML_START = re.compile(
+    rf"[\s\ufeff]*+(?:<!--(?:(?!-->).)*+-->[\s\ufeff]*+)*+(?:<\?xml[^<>]*+>\s*+)?+<(?:!doctype\s+html|(?:{_BLOCK_TAGS})[\s/>])",
     re.IGNORECASE | re.DOTALL,
 )
-_ANYWHERE = re.compile(rf"<(?:!doctype\s+html|/?(?:{_BLOCKS})(?:\s[^<>]*+)?/?>)", re.IGNORECASE)
+_HTML_TAG = re.compile(rf"<(?:!doctype\s+html|/?(?:{_BLOCK_TAGS})(?:\s[^<>]*+)?/?>)", re.IGNORECASE)
 # Of what has neither, the heuristics would leave out lists: so near to the root they are menus.
-_PAGE = re.compile(r"<(?:!doctype|html|body)[\s>]", re.IGNORECASE)
+_PAGE_TAG = re.compile(r"<(?:!doctype|html|body)[\s>]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,10 @@ class HtmlSettings:
     most_depth: int = 1000
 
     def __post_init__(self) -> None:
-        raise_problems(set_wholes(self, {"most_depth": (1, 5000)}))
+        raise_problems(coerce_int_fields(self, {"most_depth": (1, 5000)}))
 
 
-def make(settings: HtmlSettings) -> Clean:
+def make_html_step(settings: HtmlSettings) -> CleanFunction:
     """The step as a function."""
     from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # an extra
 
@@ -60,14 +60,14 @@ def make(settings: HtmlSettings) -> Clean:
 
     begins = settings.when == "begins"
 
-    def clean(text: str) -> str | Drop:
-        if "<" not in text or not (_BEGINS.match(text) if begins else _ANYWHERE.search(text)):
+    def clean(text: str) -> str | DroppedText:
+        if "<" not in text or not (_HTML_START.match(text) if begins else _HTML_TAG.search(text)):
             return text
-        drop = _too_costly(text, settings.most_depth)
+        drop = _check_parse_cost(text, settings.most_depth)
         if drop is not None:
             return drop
         page = text if text.isascii() else text.encode("utf-8", "replace").decode()
-        main = settings.main and _PAGE.search(text) is not None
+        main = settings.main and _PAGE_TAG.search(text) is not None
         found = extracted(page, main=main)
         if main and not found.strip():
             found = extracted(page, main=False)
@@ -83,42 +83,44 @@ _TAG = re.compile(
     re.DOTALL,
 )
 # What has no content, and what the next of its kind ends: they do not nest.
-_FLAT = frozenset(
+_VOID_TAGS = frozenset(
     (
         *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source"),
         *("track", "wbr", "param", "p", "li", "dt", "dd", "tr", "td", "th", "thead", "tbody"),
         *("tfoot", "colgroup"),
     )
 )
-_RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
-_MOST_ATTRIBUTES = 4000
+_RAW_TEXT_TAGS = frozenset(
+    ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")
+)
+_MAX_ATTRIBUTES = 4000
 
 
-def _too_costly(text: str, most_depth: int) -> Drop | None:
+def _check_parse_cost(text: str, most_depth: int) -> DroppedText | None:
     """A drop where parsing would take time quadratic in the text: deep nesting, very many attributes."""
     opened: dict[str, int] = {}
     depth, at = 0, 0
     while tag := _TAG.search(text, at):
         at = tag.end()
         closing, name = tag[1], (tag[2] or "").lower()
-        if len(tag[3] or "") > 2 * _MOST_ATTRIBUTES and _attributes(tag[3]) > _MOST_ATTRIBUTES:
-            return Drop(
-                "html: too many attributes", f"over {_MOST_ATTRIBUTES:,} in one tag <{name[:20]}>"
+        if len(tag[3] or "") > 2 * _MAX_ATTRIBUTES and _count_attributes(tag[3]) > _MAX_ATTRIBUTES:
+            return DroppedText(
+                "html: too many attributes", f"over {_MAX_ATTRIBUTES:,} in one tag <{name[:20]}>"
             )
-        if not name or name in _FLAT:
+        if not name or name in _VOID_TAGS:
             continue
         if closing:
             if opened.get(name):
                 opened[name] -= 1
                 depth -= 1
             continue
-        if name in _RAW:
-            at = _end_of_raw(text, name, at)
+        if name in _RAW_TEXT_TAGS:
+            at = _find_raw_text_end(text, name, at)
             continue
         opened[name] = opened.get(name, 0) + 1
         depth += 1
         if depth > most_depth:
-            return Drop(
+            return DroppedText(
                 "html: nested too deeply", f"over {most_depth:,} elements inside each other"
             )
     return None
@@ -127,10 +129,10 @@ def _too_costly(text: str, most_depth: int) -> Drop | None:
 _ATTRIBUTE = re.compile(r"=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\s>\"'][^\s>]*+)?)?")
 
 
-def _attributes(text: str) -> int:
+def _count_attributes(text: str) -> int:
     return sum(1 for _ in _ATTRIBUTE.finditer(text))
 
 
-def _end_of_raw(text: str, name: str, at: int) -> int:
+def _find_raw_text_end(text: str, name: str, at: int) -> int:
     end = re.compile(rf"</{name}", re.IGNORECASE).search(text, at)
     return end.start() if end else len(text)

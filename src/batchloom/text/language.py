@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.errors import MissingDependencyError
-from batchloom.core.settings import nearest, raise_problems, set_wholes, shown
-from batchloom.text.steps import Drop
+from batchloom.core.settings import coerce_int_fields, quote_value, raise_problems, suggest
+from batchloom.text.steps import DroppedText
 
 # What a text without letters is: the model would say English, with the probability 0.12.
-NONE = "none"
+NO_LANGUAGE = "none"
 _LABEL = "__label__"
 # The languages of lid.176, by the codes of its labels (fasttext.cc/docs/en/language-identification).
-_KNOWN = """
+_LANGUAGE_CODES = """
 af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce
 ceb ckb co cs cv cy da de diq dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl
 gn gom gu gv he hi hif hr hsb ht hu hy ia id ie ilo io is it ja jbo jv ka kk km kn ko
@@ -24,7 +24,7 @@ my myv mzn nah nap nds ne new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu r
 rue sa sah sc scn sco sd sh si sk sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk
 ur uz vec vep vi vls vo wa war wuu xal xmf yi yo yue zh
 """
-LANGUAGES = frozenset(_KNOWN.split())
+LANGUAGES = frozenset(_LANGUAGE_CODES.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,11 @@ class LanguageSettings:
     characters: int = 10_000
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, {"characters": (1, 1 << 30)})
+        problems = coerce_int_fields(self, {"characters": (1, 1 << 30)})
         if not 0 <= self.least <= 1:
             problems.append(f"least: {self.least} is no probability, from 0 to 1")
         problems += [
-            f"keep: {shown(code)} is no language of the model{nearest(code, LANGUAGES)}"
+            f"keep: {quote_value(code)} is no language of the model{suggest(code, LANGUAGES)}"
             for code in self.keep
             if code not in LANGUAGES
         ]
@@ -56,7 +56,7 @@ class LanguageSettings:
 
 
 @final
-class Language:
+class LanguageStep:
     """The step ``language``; remembers what it told, for histograms."""
 
     __slots__ = ("_found", "_settings")
@@ -65,13 +65,15 @@ class Language:
         self._settings = settings
         self._found: list[str] = []
 
-    def __call__(self, text: str) -> str | Drop:
+    def __call__(self, text: str) -> str | DroppedText:
         """The text, or a drop where its language is not asked for."""
         wanted, least = self._settings.keep, self._settings.least
-        told = _predict(text[: self._settings.characters], len(LANGUAGES) if wanted else 1)
+        told = _predict_languages(
+            text[: self._settings.characters], len(LANGUAGES) if wanted else 1
+        )
         if not told:
-            self._found.append(NONE)
-            return Drop("language: no letters", "no text to tell a language by")
+            self._found.append(NO_LANGUAGE)
+            return DroppedText("language: no letters", "no text to tell a language by")
         language, probability = told[0]
         self._found.append(language)
         best = max((p for code, p in told if not wanted or code in wanted), default=0.0)
@@ -79,8 +81,10 @@ class Language:
             return text
         detail = f"{language} with the probability {probability:.2f}"
         if not wanted:
-            return Drop("language: uncertain", f"{detail}, at least {least:g}")
-        return Drop("language: another", f"{detail}; kept are {', '.join(wanted)} from {least:g}")
+            return DroppedText("language: uncertain", f"{detail}, at least {least:g}")
+        return DroppedText(
+            "language: another", f"{detail}; kept are {', '.join(wanted)} from {least:g}"
+        )
 
     def take(self) -> list[str]:
         """The language told of each text since the last call, in order."""
@@ -88,12 +92,12 @@ class Language:
         return found
 
 
-def make(settings: LanguageSettings) -> Language:
+def make_language_step(settings: LanguageSettings) -> LanguageStep:
     """The step as a function."""
-    return Language(settings)
+    return LanguageStep(settings)
 
 
-def language_of(text: str, *, characters: int = 10_000) -> tuple[str, float]:
+def detect_language(text: str, *, characters: int = 10_000) -> tuple[str, float]:
     """The language of a text and its probability: ``("en", 0.97)``, or ``("none", 0.0)``.
 
     Args:
@@ -103,24 +107,24 @@ def language_of(text: str, *, characters: int = 10_000) -> tuple[str, float]:
     Raises:
         MissingDependencyError: the model is not installed.
     """
-    told = _predict(text[:characters], 1)
-    return told[0] if told else (NONE, 0.0)
+    told = _predict_languages(text[:characters], 1)
+    return told[0] if told else (NO_LANGUAGE, 0.0)
 
 
-def _predict(text: str, number: int) -> list[tuple[str, float]]:
+def _predict_languages(text: str, number: int) -> list[tuple[str, float]]:
     """The most likely languages, best first; nothing for a text that has no letter."""
     words = " ".join(text.split())
     if not any(map(str.isalpha, words)):
         return []
     if not words.isascii():  # the model takes UTF-8, in which a lone surrogate cannot be written
         words = words.encode("utf-8", "replace").decode()
-    told = _model()(f"{words}\n", number, 0.0, "strict")
+    told = _load_model()(f"{words}\n", number, 0.0, "strict")
     # Rounded, as machines may differ in the last places of what the model adds up.
     return [(label.removeprefix(_LABEL), round(min(1.0, float(p)), 4)) for p, label in told]
 
 
 @lru_cache(maxsize=1)
-def _model() -> Callable[[str, int, float, str], list[tuple[float, str]]]:
+def _load_model() -> Callable[[str, int, float, str], list[tuple[float, str]]]:
     """The ``predict`` of fastText.
 
     The binding below its Python face is called: that face breaks under NumPy 2, and the package

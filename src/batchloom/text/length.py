@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from batchloom.core.settings import raise_problems, set_wholes
-from batchloom.text.steps import Clean, Drop
+from batchloom.core.settings import coerce_int_fields, raise_problems
+from batchloom.text.steps import CleanFunction, DroppedText
 
-_MOST = 1 << 40
+_MAX_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,34 +29,38 @@ class LengthSettings:
     def __post_init__(self) -> None:
         names = ("least_words", "most_words", "least_characters", "most_characters")
         said = [name for name in names if getattr(self, name) is not None]
-        problems = set_wholes(self, dict.fromkeys(said, (0, _MOST)))
+        problems = coerce_int_fields(self, dict.fromkeys(said, (0, _MAX_LIMIT)))
         if not problems:
-            problems = [*self._crossed("words"), *self._crossed("characters")]
+            problems = [*self._has_crossed_limits("words"), *self._has_crossed_limits("characters")]
         raise_problems(problems)
 
-    def _crossed(self, what: str) -> list[str]:
+    def _has_crossed_limits(self, what: str) -> list[str]:
         least, most = getattr(self, f"least_{what}"), getattr(self, f"most_{what}")
         if least is None or most is None or least <= most:
             return []
         return [f"least_{what}: {least:,} is above most_{what}, {most:,}: every text would go"]
 
 
-def make(settings: LengthSettings) -> Clean:
+def make_length_step(settings: LengthSettings) -> CleanFunction:
     """The step as a function."""
     counts_words = settings.least_words is not None or settings.most_words is not None
 
-    def clean(text: str) -> str | Drop:
-        drop = _judge(len(text), settings.least_characters, settings.most_characters, "characters")
+    def clean(text: str) -> str | DroppedText:
+        drop = _check_limits(
+            len(text), settings.least_characters, settings.most_characters, "characters"
+        )
         if drop is None and counts_words:
-            drop = _judge(len(text.split()), settings.least_words, settings.most_words, "words")
+            drop = _check_limits(
+                len(text.split()), settings.least_words, settings.most_words, "words"
+            )
         return drop or text
 
     return clean
 
 
-def _judge(count: int, least: int | None, most: int | None, what: str) -> Drop | None:
+def _check_limits(count: int, least: int | None, most: int | None, what: str) -> DroppedText | None:
     if least is not None and count < least:
-        return Drop(f"length: too few {what}", f"{count:,} {what}, at least {least:,}")
+        return DroppedText(f"length: too few {what}", f"{count:,} {what}, at least {least:,}")
     if most is not None and count > most:
-        return Drop(f"length: too many {what}", f"{count:,} {what}, at most {most:,}")
+        return DroppedText(f"length: too many {what}", f"{count:,} {what}, at most {most:,}")
     return None

@@ -4,15 +4,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from batchloom.text.steps import Clean
+from batchloom.text.steps import CleanFunction
 
 # Characters no rule of ftfy asks for by themselves: a text of ASCII and of these is sound.
 # Chinese, Japanese, Korean and full width, typographic quotes, dashes, the ellipsis.
-_SOUND = (
+_SAFE_CHARACTERS = (
     "\x00-\x7f\u2e80-\ua4cf\uac00-\ud7a3\uff00-\uffef\U0001f300-\U0001faff"
     "\u2010-\u2015\u2018\u2019\u201c\u201d\u2026\u2022"
 )
-_DOUBTFUL = re.compile(f"[^{_SOUND}]")
+_UNSAFE_PATTERN = re.compile(f"[^{_SAFE_CHARACTERS}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,34 +32,36 @@ class MojibakeSettings:
     ligatures: bool = False
 
 
-def make(settings: MojibakeSettings) -> Clean:
+def make_mojibake_step(settings: MojibakeSettings) -> CleanFunction:
     """The step as a function."""
     more = settings != MojibakeSettings()
-    fix = _fix_more(settings) if more else _fix_encoding()
+    fix = _make_extra_fixes(settings) if more else _load_fix_encoding()
 
     def clean(text: str) -> str:
         if more:
             if text.isascii() and not settings.unescape_html:
                 return text
-        elif text.isascii() or _DOUBTFUL.search(text) is None:
+        elif text.isascii() or _UNSAFE_PATTERN.search(text) is None:
             return text
         # Line by line, as ftfy does: one line of another encoding says nothing of the others.
-        return "\n".join([_sure(line, fix) for line in text.split("\n")])
+        return "\n".join([_fix_if_stable(line, fix) for line in text.split("\n")])
 
     return clean
 
 
 # A line is looked at in pieces: ftfy keeps several copies of what it looks at.
-_PIECE = 1_000_000
+_CHUNK_CHARACTERS = 1_000_000
 
 
-def _sure(line: str, fix: Callable[[str], str]) -> str:
-    if len(line) <= _PIECE:
+def _fix_if_stable(line: str, fix: Callable[[str], str]) -> str:
+    if len(line) <= _CHUNK_CHARACTERS:
         return fix(line)
-    return "".join(fix(line[at : at + _PIECE]) for at in range(0, len(line), _PIECE))
+    return "".join(
+        fix(line[at : at + _CHUNK_CHARACTERS]) for at in range(0, len(line), _CHUNK_CHARACTERS)
+    )
 
 
-def _fix_encoding() -> Callable[[str], str]:
+def _load_fix_encoding() -> Callable[[str], str]:
     from ftfy import fix_encoding  # noqa: PLC0415  # an extra
 
     def fix(line: str) -> str:
@@ -68,7 +70,7 @@ def _fix_encoding() -> Callable[[str], str]:
     return fix
 
 
-def _fix_more(settings: MojibakeSettings) -> Callable[[str], str]:
+def _make_extra_fixes(settings: MojibakeSettings) -> Callable[[str], str]:
     from ftfy import TextFixerConfig, fix_text  # noqa: PLC0415  # an extra
 
     config = TextFixerConfig(

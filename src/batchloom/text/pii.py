@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from batchloom.core.settings import raise_problems
-from batchloom.text.steps import Clean
+from batchloom.text.steps import CleanFunction
 
-Find = Callable[[str], Iterator[tuple[int, int]]]
+SpanFinder = Callable[[str], Iterator[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,30 +65,30 @@ class PiiSettings:
         )
 
 
-def make(settings: PiiSettings) -> Clean:
+def make_pii_step(settings: PiiSettings) -> CleanFunction:
     """The step as a function."""
-    finds: list[tuple[Find, tuple[str, ...]]] = []
+    finds: list[tuple[SpanFinder, tuple[str, ...]]] = []
     if settings.emails:
-        finds.append((_emails, settings.email_masks))
+        finds.append((_find_emails, settings.email_masks))
     if settings.ips:
-        finds += [(_ipv4, settings.ipv4_masks), (_ipv6, settings.ipv6_masks)]
+        finds += [(_find_ipv4, settings.ipv4_masks), (_find_ipv6, settings.ipv6_masks)]
     if settings.phones:
-        finds.append((_abroad, settings.phone_masks))
+        finds.append((_find_international_phones, settings.phone_masks))
 
     def clean(text: str) -> str:
         for find, masks in finds:
-            text = _masked(text, find, masks)
-        shapes = text.encode("utf-8", "replace").translate(_SHAPES)
+            text = _mask_spans(text, find, masks)
+        shapes = text.encode("utf-8", "replace").translate(_DIGIT_SHAPE_TABLE)
         if settings.cards and any(shape in shapes for shape in _CARD_SHAPES):
-            text = _masked(text, _cards, settings.card_masks)
+            text = _mask_spans(text, _find_cards, settings.card_masks)
         if settings.phones and _PHONE_SHAPE in shapes:
-            text = _masked(text, _american, settings.phone_masks)
+            text = _mask_spans(text, _find_american_phones, settings.phone_masks)
         return text
 
     return clean
 
 
-def _masked(text: str, find: Find, masks: tuple[str, ...]) -> str:
+def _mask_spans(text: str, find: SpanFinder, masks: tuple[str, ...]) -> str:
     pieces: list[str] = []
     done = 0
     for number, (start, stop) in enumerate(find(text)):
@@ -97,17 +97,17 @@ def _masked(text: str, find: Find, masks: tuple[str, ...]) -> str:
     return "".join([*pieces, text[done:]]) if pieces else text
 
 
-_ATOM = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-"
-_LOCAL_REVERSED = re.compile(rf"[{_ATOM}]++(?:\.[{_ATOM}]++)*+")
+_EMAIL_ATOM = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~\-"
+_LOCAL_REVERSED = re.compile(rf"[{_EMAIL_ATOM}]++(?:\.[{_EMAIL_ATOM}]++)*+")
 _LOCAL_START = re.compile(r"\b[^.]")
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
-_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_DOMAIN_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _DOMAIN = re.compile(
-    rf"(?:{_LABEL}\.)+{_LABEL}|\[(?:{_OCTET}\.){{3}}(?:{_OCTET}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]"
+    rf"(?:{_DOMAIN_LABEL}\.)+{_DOMAIN_LABEL}|\[(?:{_OCTET}\.){{3}}(?:{_OCTET}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]"
 )
 
 
-def _emails(text: str) -> Iterator[tuple[int, int]]:
+def _find_emails(text: str) -> Iterator[tuple[int, int]]:
     """Around each ``@``: the domain after it, then the longest local part before it."""
     least, at = 0, text.find("@")
     while at >= 0:
@@ -122,14 +122,14 @@ def _emails(text: str) -> Iterator[tuple[int, int]]:
         at = text.find("@", at + 1)
 
 
-_THREE_NUMBERS = re.compile(r"\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}+(?![0-9])")
-_WORD = re.compile(r"\w")
-_NUMBER_BEFORE = re.compile(r"(?<![\w.])[0-9]{1,3}\Z")
-_GOES_ON = re.compile(r"\w|\.\w")
+_IPV4_TAIL = re.compile(r"\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}+(?![0-9])")
+_WORD_CHARACTER = re.compile(r"\w")
+_IPV4_HEAD = re.compile(r"(?<![\w.])[0-9]{1,3}\Z")
+_CONTINUATION = re.compile(r"\w|\.\w")
 
 # The special-purpose registry of IANA (RFC 6890) as first addresses and prefix lengths, written
 # out because ipaddress changes its mind from one Python to the next.
-_NOT_PUBLIC = [
+_PRIVATE_NETWORKS = [
     ipaddress.ip_network(text)
     for text in (
         *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
@@ -145,14 +145,14 @@ def _is_public(address: str) -> bool:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    return not any(parsed in network for network in _NOT_PUBLIC)
+    return not any(parsed in network for network in _PRIVATE_NETWORKS)
 
 
-def _ipv4(text: str) -> Iterator[tuple[int, int]]:
-    for numbers in _THREE_NUMBERS.finditer(text):
+def _find_ipv4(text: str) -> Iterator[tuple[int, int]]:
+    for numbers in _IPV4_TAIL.finditer(text):
         at = numbers.start()
-        first = _NUMBER_BEFORE.search(text[max(0, at - 4) : at])
-        if first is None or _GOES_ON.match(text, numbers.end()):
+        first = _IPV4_HEAD.search(text[max(0, at - 4) : at])
+        if first is None or _CONTINUATION.match(text, numbers.end()):
             continue
         start = at - len(first[0])
         if _is_public(text[start : numbers.end()]):
@@ -160,14 +160,14 @@ def _ipv4(text: str) -> Iterator[tuple[int, int]]:
 
 
 # Global unicast addresses begin with 2 or 3 (RFC 4291), which tells them from C++ names.
-_GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w|\.\w)")
+_IPV6_GROUPS = re.compile(r":(?<=[23][0-9A-Fa-f]{3}:)[0-9A-Fa-f:]++(?!\w|\.\w)")
 
 
-def _ipv6(text: str) -> Iterator[tuple[int, int]]:
-    for groups in _GROUPS.finditer(text):
+def _find_ipv6(text: str) -> Iterator[tuple[int, int]]:
+    for groups in _IPV6_GROUPS.finditer(text):
         start, stop = groups.start() - 4, groups.end()
         if stop - start > 40 or (
-            start and (_WORD.match(text[start - 1]) or text[start - 1] in ":.")
+            start and (_WORD_CHARACTER.match(text[start - 1]) or text[start - 1] in ":.")
         ):
             continue
         if text[stop - 1] == ":" and text[stop - 2] != ":":
@@ -177,25 +177,25 @@ def _ipv6(text: str) -> Iterator[tuple[int, int]]:
 
 
 # The shapes of digits, one of which a text must have before numbers are searched for.
-_SHAPES = bytes.maketrans(b"0123456789 .", b"0000000000--")
+_DIGIT_SHAPE_TABLE = bytes.maketrans(b"0123456789 .", b"0000000000--")
 _CARD_SHAPES = (b"00000000", b"0000-0000", b"0000-000000")
 _PHONE_SHAPE = b"000-0000"
-_CARD = re.compile(
+_CARD_PATTERN = re.compile(
     r"[2-6](?<![\w.+\-][2-6])(?:[0-9]{12,18}"
     r"|[0-9]{3}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?:\1[0-9]{3})?"
     r"|[0-9]{3}([ -])[0-9]{6}\2[0-9]{4,5})(?![\w-]|\.[0-9])"
 )
 # ISO/IEC 7812: Visa, Mastercard, American Express, Discover, Diners Club, JCB, UnionPay.
-_ISSUER = re.compile(
+_CARD_ISSUER = re.compile(
     r"4|5[1-5]|2(?:22[1-9]|2[3-9]|[3-6]|7[01]|720)|3[47]|6(?:011|4[4-9]|5|2)|3(?:0[0-5]|[689])|35(?:2[89]|[3-8])"
 )
-_NOT_DIGITS = re.compile("[^0-9]")
+_NON_DIGITS = re.compile("[^0-9]")
 
 
-def _cards(text: str) -> Iterator[tuple[int, int]]:
-    for card in _CARD.finditer(text):
-        digits = _NOT_DIGITS.sub("", card[0])
-        if _ISSUER.match(digits) and passes_luhn(digits):
+def _find_cards(text: str) -> Iterator[tuple[int, int]]:
+    for card in _CARD_PATTERN.finditer(text):
+        digits = _NON_DIGITS.sub("", card[0])
+        if _CARD_ISSUER.match(digits) and passes_luhn(digits):
             yield card.span()
 
 
@@ -205,34 +205,34 @@ def passes_luhn(digits: str) -> bool:
     return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
 
 
-_PLUS = re.compile(
+_INTERNATIONAL_PHONE = re.compile(
     r"\+(?<![\w+.]\+)[1-9][0-9]{0,14}+(?:[ .-]?\([0-9]{1,4}+\)[0-9]{0,12}+|[ .-][0-9]{2,14}+){0,6}+"
 )
-_UP_TO_GROUP = re.compile(r"[^0-9]*+[0-9]++\)?")
+_PHONE_GROUP = re.compile(r"[^0-9]*+[0-9]++\)?")
 
 
-def _abroad(text: str) -> Iterator[tuple[int, int]]:
+def _find_international_phones(text: str) -> Iterator[tuple[int, int]]:
     """``+`` and groups of digits, as many as make at most 15 (E.164), at least 8."""
     if "+" not in text:
         return
-    for number in _PLUS.finditer(text):
+    for number in _INTERNATIONAL_PHONE.finditer(text):
         digits, stop = 0, 0
-        for group in _UP_TO_GROUP.finditer(number[0]):
+        for group in _PHONE_GROUP.finditer(number[0]):
             digits += sum(map(str.isdigit, group[0]))
             if digits > 15:
                 break
             stop = number.start() + group.end() if digits >= 8 else 0
-        if stop and not _WORD.match(text, stop):
+        if stop and not _WORD_CHARACTER.match(text, stop):
             yield number.start(), stop
 
 
-_AMERICAN = re.compile(
+_AMERICAN_PHONE = re.compile(
     r"[1-9(](?<![\w.+\-][1-9(])(?:(?<=1)[-. ][2-9(](?<=[^(]))?"
     r"(?:(?<=\()[2-9][0-9]{2}\) ?|(?<=[2-9])[0-9]{2}([-.]))"
     r"[2-9][0-9]{2}(?(1)\1|[-.])[0-9]{4}(?![\w-]|\.[0-9])"
 )
 
 
-def _american(text: str) -> Iterator[tuple[int, int]]:
-    for number in _AMERICAN.finditer(text):
+def _find_american_phones(text: str) -> Iterator[tuple[int, int]]:
+    for number in _AMERICAN_PHONE.finditer(text):
         yield number.span()

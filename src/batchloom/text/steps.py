@@ -19,7 +19,7 @@ class CleanStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DroppedText:
     """A document that a step leaves out.
 
     Attributes:
@@ -32,4 +32,4 @@ class Drop:
     detail: str
 
 
-Clean = Callable[[str], str | Drop]
+CleanFunction = Callable[[str], str | DroppedText]

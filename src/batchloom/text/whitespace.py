@@ -3,15 +3,15 @@
 import re
 from dataclasses import dataclass
 
-from batchloom.core.settings import raise_problems, set_wholes
-from batchloom.text.steps import Clean
+from batchloom.core.settings import coerce_int_fields, raise_problems
+from batchloom.text.steps import CleanFunction
 
 # Category Zs but for the space itself: written out, so that every Python cuts the same.
-_OTHER_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_UNICODE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 # Each begins with one character that is searched for as fast as memory is read; what is before
 # it is looked at afterwards. Blanks at the beginning of a line are its indentation.
-_RUNS = re.compile(r" (?<=[^ \t\n] )[ \t]++")
-_RUNS_OF_TABS = re.compile(r"\t(?<=[^ \t\n]\t)[ \t]++")
+_SPACE_RUNS = re.compile(r" (?<=[^ \t\n] )[ \t]++")
+_TAB_RUNS = re.compile(r"\t(?<=[^ \t\n]\t)[ \t]++")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +32,22 @@ class WhitespaceSettings:
 
     def __post_init__(self) -> None:
         if self.blank_lines is not None:
-            raise_problems(set_wholes(self, {"blank_lines": (0, 1 << 30)}))
+            raise_problems(coerce_int_fields(self, {"blank_lines": (0, 1 << 30)}))
 
 
-def make(settings: WhitespaceSettings) -> Clean:
+def make_whitespace_step(settings: WhitespaceSettings) -> CleanFunction:
     """The step as a function."""
     most = settings.blank_lines
     breaks = "\n" * (2 if most is None else most + 2)
     many = re.compile(f"{breaks}\n*+")
 
     def clean(text: str) -> str:
-        if settings.spaces and not text.isascii() and _OTHER_SPACES.search(text):
-            text = _OTHER_SPACES.sub(" ", text)
+        if settings.spaces and not text.isascii() and _UNICODE_SPACES.search(text):
+            text = _UNICODE_SPACES.sub(" ", text)
         if settings.trailing:
-            text = _without_trailing(text)
+            text = _strip_trailing(text)
         if settings.runs:
-            text = _without_runs(text)
+            text = _collapse_runs(text)
         if most is None or breaks[1:] not in text:
             return text
         if text.startswith(breaks[1:]):  # before the first line there is no line end to count
@@ -57,13 +57,13 @@ def make(settings: WhitespaceSettings) -> Clean:
     return clean
 
 
-def _without_trailing(text: str) -> str:
+def _strip_trailing(text: str) -> str:
     if " \n" in text or "\t\n" in text or text.endswith((" ", "\t")):
         return "\n".join([line.rstrip(" \t") for line in text.split("\n")])
     return text
 
 
-def _without_runs(text: str) -> str:
+def _collapse_runs(text: str) -> str:
     if "\t" in text:
-        return _RUNS_OF_TABS.sub(" ", _RUNS.sub(" ", text))
-    return _RUNS.sub(" ", text) if "  " in text else text
+        return _TAB_RUNS.sub(" ", _SPACE_RUNS.sub(" ", text))
+    return _SPACE_RUNS.sub(" ", text) if "  " in text else text

@@ -1,14 +1,17 @@
 from .bpe_training import parse_train_spec as parse_train_spec, train_tokenizer as train_tokenizer
 from .engine_conformance import (
     EngineChoice as EngineChoice,
-    engine_choice as engine_choice,
-    on_engine as on_engine,
-    verify_control as verify_control,
+    apply_engine_choice as apply_engine_choice,
+    get_engine_choice as get_engine_choice,
+    verify_control_tokens as verify_control_tokens,
     verify_engine as verify_engine,
 )
-from .hub_tokenizers import Wanted as Wanted, hub_folder as hub_folder
-from .local_tokenizers import read_beside as read_beside
-from .tokenizer import Engine as Engine, Tokenizer as Tokenizer
-from .tokenizer_lookup import HUB_ID as HUB_ID, resolve_tokenizer as resolve_tokenizer
-from .tokenizer_state import tokenizer_from_state as tokenizer_from_state
-from .unknown_tokenizer import NoTokenizer as NoTokenizer
+from .hub_tokenizers import RepositoryFiles as RepositoryFiles, fetch_hub_folder as fetch_hub_folder
+from .local_tokenizers import read_sidecar_hints as read_sidecar_hints
+from .tokenizer import EncodingEngine as EncodingEngine, Tokenizer as Tokenizer
+from .tokenizer_lookup import (
+    HUB_ID_PATTERN as HUB_ID_PATTERN,
+    resolve_tokenizer as resolve_tokenizer,
+)
+from .tokenizer_state import restore_tokenizer as restore_tokenizer
+from .unknown_tokenizer import UnknownTokenizer as UnknownTokenizer

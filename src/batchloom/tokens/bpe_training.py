@@ -7,12 +7,12 @@ import orjson
 
 from batchloom.core.errors import TokenizerError
 from batchloom.tokens.json_tokenizer import JsonTokenizer
-from batchloom.tokens.tokenizer import END_OF_TEXT, Tokenizer, refuse_surrogates
-from batchloom.tokens.tokenizer_definition import clean, define
+from batchloom.tokens.tokenizer import END_OF_TEXT, Tokenizer, raise_surrogate_error
+from batchloom.tokens.tokenizer_definition import clean_tokenizer_json, make_definition
 
 # The bytes, the end token and one merge: below that it is the tokenizer `bytes`.
-SMALLEST = 258
-LARGEST = 1 << 20
+MIN_VOCAB_SIZE = 258
+MAX_VOCAB_SIZE = 1 << 20
 
 
 def parse_train_spec(spec: str) -> int | None:
@@ -29,13 +29,15 @@ def parse_train_spec(spec: str) -> int | None:
             f"{spec!r}: {number!r} is not a vocabulary size; write it in digits, such as train:8192"
         )
     size = int(number)
-    if size < SMALLEST:
+    if size < MIN_VOCAB_SIZE:
         raise TokenizerError(
             f"{spec!r}: a vocabulary holds the 256 bytes, the end token and at least one merge, so "
-            f"{SMALLEST} is the smallest; give train:{SMALLEST} or more, or bytes"
+            f"{MIN_VOCAB_SIZE} is the smallest; give train:{MIN_VOCAB_SIZE} or more, or bytes"
         )
-    if size > LARGEST:
-        raise TokenizerError(f"{spec!r}: the largest vocabulary that is learned is {LARGEST}")
+    if size > MAX_VOCAB_SIZE:
+        raise TokenizerError(
+            f"{spec!r}: the largest vocabulary that is learned is {MAX_VOCAB_SIZE}"
+        )
     return size
 
 
@@ -72,17 +74,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    trained.train_from_iterator(_unicode(texts), trainer)
+    trained.train_from_iterator(_iter_valid_unicode(texts), trainer)
     trained.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     name = f"train:{size}"
-    cleaned = clean(orjson.loads(trained.to_str()), name)
-    return JsonTokenizer(name, define(cleaned, name, end=END_OF_TEXT, bos=None))
+    cleaned = clean_tokenizer_json(orjson.loads(trained.to_str()), name)
+    return JsonTokenizer(name, make_definition(cleaned, name, end=END_OF_TEXT, bos=None))
 
 
-def _unicode(texts: Iterable[str]) -> Iterator[str]:
+def _iter_valid_unicode(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            refuse_surrogates([text], error)
+            raise_surrogate_error([text], error)
         yield text

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-GPT2_SPLIT: dict[str, Any] = {
+GPT2_PRE_TOKENIZER: dict[str, Any] = {
     "type": "ByteLevel",
     "add_prefix_space": False,
     "trim_offsets": True,
@@ -10,7 +10,7 @@ GPT2_SPLIT: dict[str, Any] = {
 }
 
 
-def byte_level_json(
+def make_byte_level_json(
     vocab: dict[str, int],
     merges: list[list[str]],
     control: dict[str, int],
@@ -51,12 +51,12 @@ def byte_level_json(
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": GPT2_SPLIT,
+        "decoder": GPT2_PRE_TOKENIZER,
         "model": model,
     }
 
 
-def byte_alphabet() -> list[str]:
+def make_byte_alphabet() -> list[str]:
     """The character that stands for each byte, [256] (Radford et al. 2019, ``bytes_to_unicode``).
 
     A printable Latin-1 character stands for itself, the other bytes follow from U+0100 on.

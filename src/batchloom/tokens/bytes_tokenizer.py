@@ -10,23 +10,26 @@ from numpy.typing import NDArray
 from batchloom.core.fingerprint import fingerprint as fingerprint_of
 from batchloom.tokens.tokenizer import (
     END_OF_TEXT,
-    ChatFormat,
-    Engine,
-    checked_ids,
-    refuse_surrogates,
+    ChatTemplates,
+    EncodingEngine,
+    raise_surrogate_error,
+    validate_ids,
 )
 
-END_ID = 256
+BYTE_END_ID = 256
 
 
-def _ids(text: bytes, *, control: bool) -> NDArray[np.uint32]:
+def _encode_bytes(text: bytes, *, control: bool) -> NDArray[np.uint32]:
     ids = np.frombuffer(text, np.uint8).astype(np.uint32)
     end = END_OF_TEXT.encode()
     if not control or end not in text:
         return ids
     pieces: list[NDArray[np.uint32]] = []
     for piece in text.split(end):
-        pieces += [np.frombuffer(piece, np.uint8).astype(np.uint32), np.full(1, END_ID, np.uint32)]
+        pieces += [
+            np.frombuffer(piece, np.uint8).astype(np.uint32),
+            np.full(1, BYTE_END_ID, np.uint32),
+        ]
     return np.concatenate(pieces[:-1])
 
 
@@ -35,21 +38,21 @@ class ByteTokenizer:
     """A token is a byte of UTF-8."""
 
     name = "bytes"
-    vocab_size = END_ID + 1
-    end_id = END_ID
+    vocab_size = BYTE_END_ID + 1
+    end_id = BYTE_END_ID
     bos_id: int | None = None
-    engine = Engine("bytes", "1")
-    control: Mapping[str, int] = MappingProxyType({END_OF_TEXT: END_ID})
+    engine = EncodingEngine("bytes", "1")
+    control: Mapping[str, int] = MappingProxyType({END_OF_TEXT: BYTE_END_ID})
     added: Mapping[str, int] = MappingProxyType({})
-    chat = ChatFormat(tokens=MappingProxyType({"eos_token": END_OF_TEXT}))
-    fingerprint = fingerprint_of({"kind": "bytes", "end_id": END_ID})
+    chat = ChatTemplates(tokens=MappingProxyType({"eos_token": END_OF_TEXT}))
+    fingerprint = fingerprint_of({"kind": "bytes", "end_id": BYTE_END_ID})
     lossy = False
-    vocabulary_hash = fingerprint_of({"bytes": list(range(256)), END_OF_TEXT: END_ID})
+    vocabulary_hash = fingerprint_of({"bytes": list(range(256)), END_OF_TEXT: BYTE_END_ID})
 
     def id_bytes(self) -> NDArray[np.int64]:
         """One each, but for the end token; see :class:`~batchloom.tokens.Tokenizer`."""
         lengths = np.ones(self.vocab_size, np.int64)
-        lengths[END_ID] = len(END_OF_TEXT)
+        lengths[BYTE_END_ID] = len(END_OF_TEXT)
         return lengths
 
     def encode_batch(
@@ -59,9 +62,9 @@ class ByteTokenizer:
         try:
             encoded = [text.encode() for text in texts]
         except UnicodeEncodeError as error:
-            refuse_surrogates(texts, error)
+            raise_surrogate_error(texts, error)
             raise
-        pieces = [_ids(text, control=control) for text in encoded]
+        pieces = [_encode_bytes(text, control=control) for text in encoded]
         offsets = np.zeros(len(pieces) + 1, np.int64)
         np.cumsum([piece.size for piece in pieces], out=offsets[1:])
         return np.concatenate([np.zeros(0, np.uint32), *pieces]), offsets
@@ -78,9 +81,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """The text; see :class:`~batchloom.tokens.Tokenizer`."""
-        array = checked_ids(ids, self)
-        pieces = np.split(array, np.flatnonzero(array == END_ID))
-        texts = (piece[piece != END_ID].astype(np.uint8).tobytes() for piece in pieces)
+        array = validate_ids(ids, self)
+        pieces = np.split(array, np.flatnonzero(array == BYTE_END_ID))
+        texts = (piece[piece != BYTE_END_ID].astype(np.uint8).tobytes() for piece in pieces)
         return END_OF_TEXT.join(text.decode(errors="replace") for text in texts)
 
     def state(self) -> dict[str, Any]:

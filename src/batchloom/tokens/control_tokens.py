@@ -5,22 +5,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchloom.core.errors import TokenizerError
-from batchloom.core.settings import nearest
-from batchloom.tokens.tokenizer import ChatFormat
+from batchloom.core.settings import suggest
+from batchloom.tokens.tokenizer import ChatTemplates
 
 # Tokens that end a document in pretraining, whatever a chat model's config calls its end.
-_DOCUMENT_ENDS = ("<|end_of_text|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
-_OTHER_ENDS = ("</s>", "<eos>", "<|eos|>")
+_DOCUMENT_END_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
+_FALLBACK_END_TOKENS = ("</s>", "<eos>", "<|eos|>")
 # Tokens that chat templates know by these names (SPECIAL_TOKENS_ATTRIBUTES of transformers).
-_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_SPECIAL_TOKEN_KEYS = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
 # Ends of a chat turn: a config that names one as its eos token speaks of conversations.
-_TURN_ENDS = frozenset(
+_TURN_END_TOKENS = frozenset(
     ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>", "<turn|>")
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class TokenizerHints:
     """What tokenizer_config.json and special_tokens_map.json add to a tokenizer.json.
 
     Attributes:
@@ -33,14 +35,14 @@ class Hints:
     eos: str | None = None
     bos: str | None = None
     declared: Mapping[str, Any] = field(default_factory=dict)
-    chat: ChatFormat = field(default_factory=ChatFormat)
+    chat: ChatTemplates = field(default_factory=ChatTemplates)
 
 
 def read_hints(
     config: Mapping[str, Any],
     special_map: Mapping[str, Any],
     templates: Mapping[str, str] | None = None,
-) -> Hints:
+) -> TokenizerHints:
     """The hints in the files beside a tokenizer.json.
 
     Args:
@@ -49,20 +51,20 @@ def read_hints(
         templates: chat templates in files of their own, which win over the config's.
     """
     named = {}
-    for name in _NAMED:
-        token = _content(config.get(name)) or _content(special_map.get(name))
+    for name in _SPECIAL_TOKEN_KEYS:
+        token = _get_token_content(config.get(name)) or _get_token_content(special_map.get(name))
         if token is not None:
             named[name] = token
     declared = config.get("added_tokens_decoder")
-    return Hints(
+    return TokenizerHints(
         eos=named.get("eos_token"),
         bos=named.get("bos_token") if config.get("add_bos_token") is True else None,
         declared=declared if isinstance(declared, Mapping) else {},
-        chat=ChatFormat(templates or named_templates(config.get("chat_template")), named),
+        chat=ChatTemplates(templates or parse_named_templates(config.get("chat_template")), named),
     )
 
 
-def named_templates(value: object) -> dict[str, str]:
+def parse_named_templates(value: object) -> dict[str, str]:
     """The chat templates of a config, by name: a text, a list of named ones, or an object."""
     if isinstance(value, str):
         return {"default": value}
@@ -73,13 +75,13 @@ def named_templates(value: object) -> dict[str, str]:
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
-def _content(token: object) -> str | None:
+def _get_token_content(token: object) -> str | None:
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) and token else None
 
 
-def with_declared(raw: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
+def add_declared_tokens(raw: Mapping[str, Any], hints: TokenizerHints) -> dict[str, Any]:
     """``raw`` with the added tokens of the config beside it, as transformers loads the two."""
     added = raw.get("added_tokens")
     if not hints.declared or not isinstance(added, list):
@@ -97,8 +99,12 @@ def with_declared(raw: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
     return {**raw, "added_tokens": tokens}
 
 
-def choose_end(
-    words: Mapping[str, int], control: list[str], hints: Hints, asked: str | None, where: str
+def choose_end_token(
+    words: Mapping[str, int],
+    control: list[str],
+    hints: TokenizerHints,
+    asked: str | None,
+    where: str,
 ) -> str:
     """The end-of-document token.
 
@@ -119,41 +125,43 @@ def choose_end(
         if asked in words:
             return asked
         raise TokenizerError(
-            f"{where} has no token {asked!r} to end documents with{nearest(asked, control)}; "
-            f"{_listed(control)}"
+            f"{where} has no token {asked!r} to end documents with{suggest(asked, control)}; "
+            f"{_format_tokens(control)}"
         )
     eos = [hints.eos] if hints.eos in words and hints.eos is not None else []
-    first = [token for token in eos if token not in _TURN_ENDS]
-    found = [token for token in _DOCUMENT_ENDS if token in control] + first
-    found += [token for token in _OTHER_ENDS if token in control] + eos
+    first = [token for token in eos if token not in _TURN_END_TOKENS]
+    found = [token for token in _DOCUMENT_END_TOKENS if token in control] + first
+    found += [token for token in _FALLBACK_END_TOKENS if token in control] + eos
     if not found:
         raise TokenizerError(
             f"{where} does not say which token ends a document: pass --end-token; "
-            f"{_listed(control)}"
+            f"{_format_tokens(control)}"
         )
     return found[0]
 
 
-def _listed(control: list[str]) -> str:
+def _format_tokens(control: list[str]) -> str:
     if not control:
         return "it has no special tokens"
     more = f" and {len(control) - 20} more" if len(control) > 20 else ""
     return f"its special tokens are {', '.join(map(repr, control[:20]))}{more}"
 
 
-def choose_bos(raw: Mapping[str, Any], words: Mapping[str, int], hints: Hints) -> str | None:
+def choose_bos_token(
+    raw: Mapping[str, Any], words: Mapping[str, int], hints: TokenizerHints
+) -> str | None:
     """The token that models expect before a text document, if any.
 
     It is what the post-processor puts first, or the config's bos token where the config says
     ``"add_bos_token": true``.
     """
-    token = _first_added(raw.get("post_processor")) or hints.bos
+    token = _find_prepended_token(raw.get("post_processor")) or hints.bos
     return token if token in words else None
 
 
-def _first_added(processor: object) -> str | None:
+def _find_prepended_token(processor: object) -> str | None:
     """The special token a post-processor puts before the one sequence it is given."""
-    for part in _processors(processor):
+    for part in _iter_post_processors(processor):
         kind = part.get("type")
         if kind in ("BertProcessing", "RobertaProcessing"):
             token = part.get("cls")
@@ -163,19 +171,19 @@ def _first_added(processor: object) -> str | None:
             piece = single[0] if isinstance(single, list) and single else None
             named = piece.get("SpecialToken") if isinstance(piece, Mapping) else None
             if isinstance(named, Mapping):
-                return _spelled(part, str(named.get("id")))
+                return _resolve_template_token(part, str(named.get("id")))
     return None
 
 
-def _processors(processor: object) -> Iterator[Mapping[str, Any]]:
+def _iter_post_processors(processor: object) -> Iterator[Mapping[str, Any]]:
     if isinstance(processor, Mapping):
         yield processor
         parts = processor.get("processors")
         for part in parts if isinstance(parts, list) else ():
-            yield from _processors(part)
+            yield from _iter_post_processors(part)
 
 
-def _spelled(template: Mapping[str, Any], name: str) -> str:
+def _resolve_template_token(template: Mapping[str, Any], name: str) -> str:
     """The token a template calls ``name``: usually the same word, but it may rename."""
     known = template.get("special_tokens")
     entry = known.get(name) if isinstance(known, Mapping) else None

@@ -15,20 +15,20 @@ from batchloom.tokens.tokenizer import Tokenizer
 # Characters that fastokens' regex engine and its hand-written splitters class unlike HF's: U+180E
 # is white space to the one, and the others miss that U+017F is an s in (?i:'s). They are too rare
 # to give up its speed for: texts that hold one can go to the exact engine instead.
-RARE = "\u017f\u180e"
+RARE_CHARACTERS = "\u017f\u180e"
 
 T = TypeVar("T")
 
 # How much of the user's sample is compared: HF tokenizers needs up to 150 bytes of memory a byte.
-_TEXT_LIMIT = 1 << 16
-_SAMPLE_LIMIT = 1 << 20
+_MAX_TEXT_CHARACTERS = 1 << 16
+_MAX_SAMPLE_CHARACTERS = 1 << 20
 
-_SPACES = [
+_SPACE_CHARACTERS = [
     *"\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0",
     *map(chr, [0x1680, *range(0x2000, 0x2010), 0x2028, 0x2029, 0x202F, 0x205F, 0x2060, 0x3000]),
     "\ufeff",
 ]
-_ATOMS = [
+_TEXT_FRAGMENTS = [
     *(" ", "  ", "\n", "\r\n", "\r", "\t", "\xa0", "\u3000", "\u2028", "\x00", "\u200d"),
     *("a", "B", "lower", "Title", "UPPER", "\xe9", "e\u0301", "\u0301\u0327", "\xdf", "\u01c5"),
     *("'s", "'LL", "'", '"', ".", ",", "--", "!?", "/", "_", "<|", "1", "23", "4567", "\xbd"),
@@ -36,7 +36,7 @@ _ATOMS = [
     *("\u0e01\u0e33", "\u0915\u094d\u0937", "\u0663", "\u2764\ufe0f", "\U0001f1eb\U0001f1f7"),
     *("\U0001f469\U0001f3fd\u200d\U0001f680", "\ue000", "\u0378", "\U0010ffff", "\ufffd", "\u202e"),
 ]
-_PLAIN = [
+_PLAIN_TEXTS = [
     "",
     "Hello world",
     "It's WE'LL they'Re I'M don'T 'tis ''s 's's s's",
@@ -47,38 +47,38 @@ _PLAIN = [
     "a\u0300\u0301\u0302\u0303\u0316\u0327 \u0327\u0316\u0303 \u1e9b\u0323 \u212b \ufb01 \u2126",
     "".join(map(chr, range(256))),
 ]
-_RUNS = [*"aA0= \n\xe9\u4e2d\U0001f600\u0301", "ab", "-_", "\t ", "\r\n"]
+_REPEATED_FRAGMENTS = [*"aA0= \n\xe9\u4e2d\U0001f600\u0301", "ab", "-_", "\t ", "\r\n"]
 
 
-def conformance_texts(contents: Sequence[str] = ()) -> list[str]:
+def make_conformance_texts(contents: Sequence[str] = ()) -> list[str]:
     """The fixed texts on which engines are compared.
 
     Args:
         contents: added tokens of the tokenizer, to be spelled in text.
     """
     return [
-        *_PLAIN,
-        *(run * 3000 for run in _RUNS),
-        *(f"a{c}b {c}{c}c{c} \n{c}\n{c}'s1{c}2{c}" for c in _SPACES),
-        *("".join(islice(atoms, 64)) for atoms in [_mixed()] for _ in range(600)),
-        *(_around(map(chr, points)) for points in _code_points()),
-        *(_around([rare]) for rare in RARE),
-        *(f"t'{rare}'TV x'{rare}y \n{rare}\n {rare}'s {rare}{rare}1" for rare in RARE),
-        *(f"{c} a{c}b {c}{c}\n {c.upper()} {c[:-1]}" for c in _spread(contents, 200)),
+        *_PLAIN_TEXTS,
+        *(run * 3000 for run in _REPEATED_FRAGMENTS),
+        *(f"a{c}b {c}{c}c{c} \n{c}\n{c}'s1{c}2{c}" for c in _SPACE_CHARACTERS),
+        *("".join(islice(atoms, 64)) for atoms in [_iter_mixed_texts()] for _ in range(600)),
+        *(_surround_characters(map(chr, points)) for points in _iter_code_points()),
+        *(_surround_characters([rare]) for rare in RARE_CHARACTERS),
+        *(f"t'{rare}'TV x'{rare}y \n{rare}\n {rare}'s {rare}{rare}1" for rare in RARE_CHARACTERS),
+        *(f"{c} a{c}b {c}{c}\n {c.upper()} {c[:-1]}" for c in _sample_evenly(contents, 200)),
     ]
 
 
-def _mixed() -> Iterator[str]:
+def _iter_mixed_texts() -> Iterator[str]:
     """Atoms in an order that is as good as random and always the same (Knuth's MMIX generator)."""
     state = 0
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
-        yield _ATOMS[(state >> 33) % len(_ATOMS)]
+        yield _TEXT_FRAGMENTS[(state >> 33) % len(_TEXT_FRAGMENTS)]
 
 
-def _vocabulary_texts(vocab_size: int, reference: ReferenceEngine) -> list[str]:
+def _make_vocabulary_texts(vocab_size: int, reference: ReferenceEngine) -> list[str]:
     """What the tokens of a vocabulary spell, in runs and side by side: text that merges far."""
-    words = [reference.decode([number]) for number in _spread(range(vocab_size), 4096)]
+    words = [reference.decode([number]) for number in _sample_evenly(range(vocab_size), 4096)]
     texts = []
     for start in range(0, len(words), 64):
         some = words[start : start + 64]
@@ -86,19 +86,19 @@ def _vocabulary_texts(vocab_size: int, reference: ReferenceEngine) -> list[str]:
     return texts
 
 
-def _around(characters: Iterable[str]) -> str:
+def _surround_characters(characters: Iterable[str]) -> str:
     return "".join(f"a{c}b {c}1{c} x'{c}y\n{c}.{c}'s" for c in characters)
 
 
-def _code_points() -> Iterator[list[int]]:
+def _iter_code_points() -> Iterator[list[int]]:
     """Every 61st code point of the planes that hold writing, every 2,003rd of the others."""
     points = [*range(0x100, 0x32000, 61), *range(0x32000, 0x110000, 2003)]
-    usable = [p for p in points if not 0xD800 <= p < 0xE000 and chr(p) not in RARE]
+    usable = [p for p in points if not 0xD800 <= p < 0xE000 and chr(p) not in RARE_CHARACTERS]
     for start in range(0, len(usable), 16):
         yield usable[start : start + 16]
 
 
-def _spread(items: Sequence[T], limit: int) -> list[T]:
+def _sample_evenly(items: Sequence[T], limit: int) -> list[T]:
     """At most ``limit`` of ``items``, evenly spread, first and last included."""
     if len(items) <= limit:
         return list(items)
@@ -126,21 +126,21 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
         return tokenizer
     definition = tokenizer.definition
     reference = tokenizer.reference
-    texts = conformance_texts([*definition.control, *definition.added])
-    texts += _vocabulary_texts(tokenizer.vocab_size, reference) + _bounded(sample)
-    differing, example = _compare(tokenizer, reference, texts)
+    texts = make_conformance_texts([*definition.control, *definition.added])
+    texts += _make_vocabulary_texts(tokenizer.vocab_size, reference) + _limit_sample(sample)
+    differing, example = _compare_engines(tokenizer, reference, texts)
     if not differing:
         return tokenizer
     note = (
         f"fastokens {tokenizer.engine.version} and tokenizers {reference.version} give different "
         f"ids for {example}"
     )
-    apart = "".join(rare for rare in RARE if any(rare in text for text in differing))
+    apart = "".join(rare for rare in RARE_CHARACTERS if any(rare in text for text in differing))
     if all(any(rare in text for rare in apart) for text in differing):
         names = " or ".join(f"U+{ord(rare):04X}" for rare in apart)
         note = f"texts that hold {names} are encoded with tokenizers: {note}"
-        return tokenizer.with_apart(apart, note, reference)
-    return tokenizer.on_exact(f"{note}: the slower tokenizers is used", reference)
+        return tokenizer.with_exact_characters(apart, note, reference)
+    return tokenizer.with_exact_engine(f"{note}: the slower tokenizers is used", reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class EngineChoice:
     note: str = ""
 
 
-def engine_choice(tokenizer: Tokenizer) -> EngineChoice:
+def get_engine_choice(tokenizer: Tokenizer) -> EngineChoice:
     """How this tokenizer encodes, where there is a choice."""
     if not isinstance(tokenizer, JsonTokenizer):
         return EngineChoice()
@@ -166,17 +166,17 @@ def engine_choice(tokenizer: Tokenizer) -> EngineChoice:
     return EngineChoice(exact, tokenizer.apart, tokenizer.engine.note)
 
 
-def on_engine(tokenizer: Tokenizer, choice: EngineChoice) -> Tokenizer:
+def apply_engine_choice(tokenizer: Tokenizer, choice: EngineChoice) -> Tokenizer:
     """The same tokenizer, encoding as it was chosen elsewhere."""
     if not isinstance(tokenizer, JsonTokenizer) or not (choice.exact or choice.apart):
         return tokenizer
     reference = tokenizer.reference
     if choice.exact:
-        return tokenizer.on_exact(choice.note, reference)
-    return tokenizer.with_apart(choice.apart, choice.note, reference)
+        return tokenizer.with_exact_engine(choice.note, reference)
+    return tokenizer.with_exact_characters(choice.apart, choice.note, reference)
 
 
-def verify_control(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
+def verify_control_tokens(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     """The same tokenizer on an engine that reads control tokens as HF tokenizers does.
 
     What :func:`verify_engine` is for text, this is for texts that a chat template wrote.
@@ -192,19 +192,19 @@ def verify_control(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
         return tokenizer
     definition = tokenizer.definition
     reference = tokenizer.reference
-    some = _spread(conformance_texts(), 200)
-    tokens = _spread([*definition.control, *definition.added], 64)
+    some = _sample_evenly(make_conformance_texts(), 200)
+    tokens = _sample_evenly([*definition.control, *definition.added], 64)
     texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in some[:3]]
     texts += [f"{tokens[0]}user\n{text[:2000]}{tokens[-1]}\n" for text in some]
-    texts += _bounded(sample)
-    differing, example = _compare(tokenizer, reference, texts, control=True)
+    texts += _limit_sample(sample)
+    differing, example = _compare_engines(tokenizer, reference, texts, control=True)
     if not differing:
         return tokenizer
     note = f"fastokens {tokenizer.engine.version} reads control tokens otherwise: {example}"
-    return tokenizer.on_exact(f"{note}: the slower tokenizers is used", reference)
+    return tokenizer.with_exact_engine(f"{note}: the slower tokenizers is used", reference)
 
 
-def _compare(
+def _compare_engines(
     tokenizer: JsonTokenizer,
     reference: ReferenceEngine,
     texts: Sequence[str],
@@ -219,18 +219,18 @@ def _compare(
         fast = ids[offsets[number] : offsets[number + 1]]
         exact = right[bounds[number] : bounds[number + 1]]
         if not np.array_equal(fast, exact):
-            example = example or _example(fast, exact, reference)
+            example = example or _describe_difference(fast, exact, reference)
             differing.append(text)
     return differing, example
 
 
-def _bounded(sample: Sequence[str]) -> list[str]:
-    texts = [text[:_TEXT_LIMIT] for text in sample[: _SAMPLE_LIMIT >> 4]]
+def _limit_sample(sample: Sequence[str]) -> list[str]:
+    texts = [text[:_MAX_TEXT_CHARACTERS] for text in sample[: _MAX_SAMPLE_CHARACTERS >> 4]]
     room = accumulate(len(text) for text in texts)
-    return [text for text, used in zip(texts, room, strict=True) if used <= _SAMPLE_LIMIT]
+    return [text for text, used in zip(texts, room, strict=True) if used <= _MAX_SAMPLE_CHARACTERS]
 
 
-def _example(
+def _describe_difference(
     fast: NDArray[np.uint32], exact: NDArray[np.uint32], reference: ReferenceEngine
 ) -> str:
     """The first place where two encodings of a text part, as both engines see it."""

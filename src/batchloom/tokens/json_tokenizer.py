@@ -8,17 +8,17 @@ import orjson
 from numpy.typing import NDArray
 
 from batchloom.tokens.engines import (
+    EncodedIds,
+    EncodedIdsWithOffsets,
     FastEngine,
     FastEngineError,
-    Ids,
-    Placed,
     ReferenceEngine,
-    joined,
-    version_of,
+    concat_ids,
+    get_package_version,
 )
-from batchloom.tokens.id_bytes import id_bytes
-from batchloom.tokens.tokenizer import ChatFormat, Engine, checked_ids
-from batchloom.tokens.tokenizer_definition import Definition
+from batchloom.tokens.id_bytes import compute_id_bytes
+from batchloom.tokens.tokenizer import ChatTemplates, EncodingEngine, validate_ids
+from batchloom.tokens.tokenizer_definition import TokenizerDefinition
 
 
 @final
@@ -32,12 +32,12 @@ class JsonTokenizer:
     def __init__(
         self,
         name: str,
-        definition: Definition,
+        definition: TokenizerDefinition,
         *,
         fast: FastEngine | str | None = None,
         reference: ReferenceEngine | None = None,
         apart: tuple[str, str] = ("", ""),
-        chat: ChatFormat | None = None,
+        chat: ChatTemplates | None = None,
     ) -> None:
         """Wrap a definition.
 
@@ -62,15 +62,15 @@ class JsonTokenizer:
         self._apart, self._apart_note = apart
         self.control = definition.control
         self.added = definition.added
-        self.chat = chat or ChatFormat()
+        self.chat = chat or ChatTemplates()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EncodingEngine:
         """What encodes here."""
-        fast = self._fast
+        fast = self._fast_engine
         if isinstance(fast, FastEngine):
-            return Engine("fastokens", fast.version, self._apart_note)
-        return Engine("tokenizers", version_of("tokenizers"), fast)
+            return EncodingEngine("fastokens", fast.version, self._apart_note)
+        return EncodingEngine("tokenizers", get_package_version("tokenizers"), fast)
 
     @property
     def apart(self) -> str:
@@ -78,7 +78,7 @@ class JsonTokenizer:
         return self._apart
 
     @property
-    def _fast(self) -> FastEngine | str:
+    def _fast_engine(self) -> FastEngine | str:
         """The fast engine, or why it is not used."""
         if self._loaded_fast is None:
             try:
@@ -96,11 +96,11 @@ class JsonTokenizer:
 
     def id_bytes(self) -> NDArray[np.int64] | None:
         """See :class:`~batchloom.tokens.Tokenizer`."""
-        return id_bytes(self.definition)
+        return compute_id_bytes(self.definition)
 
-    def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> Ids:
+    def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
         """See :class:`~batchloom.tokens.Tokenizer`."""
-        fast = self._fast
+        fast = self._fast_engine
         if not isinstance(fast, FastEngine):
             return self.reference.encode(texts, control=control)
         # Looking into every text costs a twentieth of encoding it: only where there is a reason.
@@ -116,15 +116,15 @@ class JsonTokenizer:
         pieces = np.split(ids, offsets[1:-1])
         for place in apart:
             pieces[place] = self.reference.encode([texts[place]], control=control)[0]
-        return joined(pieces)
+        return concat_ids(pieces)
 
-    def encode_placed(self, text: str) -> Placed:
+    def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
         """See :class:`~batchloom.tokens.Tokenizer`."""
         return self.reference.encode_placed(text)
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """See :class:`~batchloom.tokens.Tokenizer`."""
-        return self.reference.decode(checked_ids(ids, self).tolist())
+        return self.reference.decode(validate_ids(ids, self).tolist())
 
     def state(self) -> dict[str, Any]:
         """See :class:`~batchloom.tokens.Tokenizer`."""
@@ -142,18 +142,20 @@ class JsonTokenizer:
             state["chat"] = {"templates": templates, "tokens": tokens}
         return state
 
-    def on_exact(self, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
+    def with_exact_engine(self, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
         """The same tokenizer, encoding on the exact engine; ``why`` becomes the engine's note."""
         return JsonTokenizer(
             self.name, self.definition, fast=why, reference=reference, chat=self.chat
         )
 
-    def with_apart(self, characters: str, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
+    def with_exact_characters(
+        self, characters: str, why: str, reference: ReferenceEngine
+    ) -> "JsonTokenizer":
         """The same tokenizer, texts that hold one of ``characters`` encoded on the exact engine."""
         return JsonTokenizer(
             self.name,
             self.definition,
-            fast=self._fast,
+            fast=self._fast_engine,
             reference=reference,
             apart=(characters, why),
             chat=self.chat,

@@ -7,50 +7,58 @@ from typing import Any
 import orjson
 
 from batchloom.core.errors import TokenizerError
-from batchloom.core.files import because, nearest_path, read_regular
+from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
 from batchloom.tokens.control_tokens import (
-    Hints,
-    choose_bos,
-    choose_end,
-    named_templates,
+    TokenizerHints,
+    add_declared_tokens,
+    choose_bos_token,
+    choose_end_token,
+    parse_named_templates,
     read_hints,
-    with_declared,
 )
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.tokenizer import Tokenizer
-from batchloom.tokens.tokenizer_definition import clean, define, vocabulary
-from batchloom.tokens.tokenizer_state import tokenizer_from_state
+from batchloom.tokens.tokenizer_definition import (
+    clean_tokenizer_json,
+    make_definition,
+    read_vocabulary,
+)
+from batchloom.tokens.tokenizer_state import restore_tokenizer
 
-_TOKENIZER, _STATE = "tokenizer.json", "tokenizer_state.json"
-_TEMPLATE = "chat_template.jinja"
+_TOKENIZER_FILE, _STATE_FILE = "tokenizer.json", "tokenizer_state.json"
+_TEMPLATE_FILE = "chat_template.jinja"
 _REMEDY = (
     "give the path of a tokenizer.json that `tokenizers` or `transformers` saved, or of its folder"
 )
 # The largest vocabularies take some tens of MiB.
-_MOST_BYTES = 1 << 30
-_BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
+_MAX_BYTES = 1 << 30
+_SIDECAR_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
 
-def tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:
+def load_tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:
     """The tokenizer in a file or a folder.
 
     Raises:
         TokenizerError: nothing there, or no tokenizer.
     """
     if path.is_dir():
-        return _from_folder(path, end_token)
-    raw = read_object(path)
+        return _load_from_folder(path, end_token)
+    raw = read_tokenizer_json(path)
     if "state_version" in raw:
-        return _from_store(raw, path, end_token)
-    return from_parts(_name(path), raw, read_beside(path.parent), end_token)
+        return _load_from_store(raw, path, end_token)
+    return make_json_tokenizer(
+        _get_base_name(path), raw, read_sidecar_hints(path.parent), end_token
+    )
 
 
-def _from_folder(folder: Path, end_token: str | None) -> Tokenizer:
-    file, state = folder / _TOKENIZER, folder / _STATE
+def _load_from_folder(folder: Path, end_token: str | None) -> Tokenizer:
+    file, state = folder / _TOKENIZER_FILE, folder / _STATE_FILE
     if file.is_file():
-        return from_parts(_name(folder), read_object(file), read_beside(folder), end_token)
+        return make_json_tokenizer(
+            _get_base_name(folder), read_tokenizer_json(file), read_sidecar_hints(folder), end_token
+        )
     if state.is_file():
-        return _from_store(read_object(state), state, end_token)
+        return _load_from_store(read_tokenizer_json(state), state, end_token)
     known = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
     there = [name for name in known if (folder / name).is_file()]
     raise TokenizerError(
@@ -61,16 +69,16 @@ def _from_folder(folder: Path, end_token: str | None) -> Tokenizer:
     )
 
 
-def _from_store(state: Mapping[str, Any], path: Path, end_token: str | None) -> Tokenizer:
+def _load_from_store(state: Mapping[str, Any], path: Path, end_token: str | None) -> Tokenizer:
     if end_token is not None:
         raise TokenizerError(
             f"{path} is a store's tokenizer, whose end token is settled: leave --end-token out"
         )
-    return tokenizer_from_state(state)
+    return restore_tokenizer(state)
 
 
-def from_parts(
-    name: str, raw: Mapping[str, Any], hints: Hints, end_token: str | None
+def make_json_tokenizer(
+    name: str, raw: Mapping[str, Any], hints: TokenizerHints, end_token: str | None
 ) -> JsonTokenizer:
     """A tokenizer from a parsed tokenizer.json and what its config says.
 
@@ -83,29 +91,31 @@ def from_parts(
     Raises:
         TokenizerError: not a tokenizer.json, or none of its tokens ends a document.
     """
-    cleaned = clean(with_declared(raw, hints), name)
-    words = vocabulary(cleaned, name)
+    cleaned = clean_tokenizer_json(add_declared_tokens(raw, hints), name)
+    words = read_vocabulary(cleaned, name)
     control = [token["content"] for token in cleaned["added_tokens"] if token["special"]]
-    end = choose_end(words, control, hints, end_token, name)
-    definition = define(cleaned, name, end=end, bos=choose_bos(cleaned, words, hints))
+    end = choose_end_token(words, control, hints, end_token, name)
+    definition = make_definition(
+        cleaned, name, end=end, bos=choose_bos_token(cleaned, words, hints)
+    )
     return JsonTokenizer(name, definition, chat=hints.chat)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_tokenizer_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
         TokenizerError: it cannot be read, or is not a JSON object.
     """
     try:
-        value = orjson.loads(read_regular(path, _MOST_BYTES))
+        value = orjson.loads(read_regular_file(path, _MAX_BYTES))
     except FileNotFoundError as error:
         raise TokenizerError(
             f"there is no file {path}; give the path of a tokenizer.json or of the folder of one"
-            f"{nearest_path(str(path))}"
+            f"{suggest_path(str(path))}"
         ) from error
     except OSError as error:
-        raise TokenizerError(f"{path} cannot be read: {because(error)}") from error
+        raise TokenizerError(f"{path} cannot be read: {describe_os_error(error)}") from error
     except orjson.JSONDecodeError as error:
         raise TokenizerError(f"{path} is not JSON: {error}; {_REMEDY}") from error
     if not isinstance(value, dict):
@@ -115,36 +125,37 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_beside(folder: Path) -> Hints:
+def read_sidecar_hints(folder: Path) -> TokenizerHints:
     """What the files beside a tokenizer.json add to it.
 
     Raises:
         TokenizerError: one of them cannot be read.
     """
     config, special = (
-        read_object(folder / name) if (folder / name).is_file() else {} for name in _BESIDE
+        read_tokenizer_json(folder / name) if (folder / name).is_file() else {}
+        for name in _SIDECAR_FILES
     )
-    return read_hints(config, special, _templates(folder))
+    return read_hints(config, special, _read_template_files(folder))
 
 
-def _templates(folder: Path) -> dict[str, str]:
+def _read_template_files(folder: Path) -> dict[str, str]:
     """Chat templates in files of their own, as transformers saves and finds them."""
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    files = {"default": folder / _TEMPLATE, **{file.stem: file for file in more}}
-    templates = {name: _text(file) for name, file in files.items() if file.is_file()}
+    files = {"default": folder / _TEMPLATE_FILE, **{file.stem: file for file in more}}
+    templates = {name: _read_text(file) for name, file in files.items() if file.is_file()}
     legacy = folder / "chat_template.json"
     if "default" not in templates and legacy.is_file():
-        templates |= named_templates(read_object(legacy).get("chat_template"))
+        templates |= parse_named_templates(read_tokenizer_json(legacy).get("chat_template"))
     return templates
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"{path} is no chat template: it cannot be read ({error})") from error
 
 
-def _name(path: Path) -> str:
+def _get_base_name(path: Path) -> str:
     """The last part of a path: where a file lay says nothing about the tokenizer."""
     return path.absolute().name or path.resolve().name

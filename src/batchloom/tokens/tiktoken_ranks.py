@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
-from batchloom.core.files import because, read_regular
-from batchloom.core.settings import nearest
-from batchloom.tokens.byte_level import GPT2_SPLIT, byte_alphabet, byte_level_json
+from batchloom.core.files import describe_os_error, read_regular_file
+from batchloom.core.settings import suggest
+from batchloom.tokens.byte_level import GPT2_PRE_TOKENIZER, make_byte_alphabet, make_byte_level_json
 from batchloom.tokens.tokenizer import END_OF_TEXT
 
-_MOST_BYTES = 1 << 28
-_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+_MAX_BYTES = 1 << 28
+_RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 
 # The patterns as they were first published. tiktoken's current spelling uses what other regex
 # dialects read otherwise ($, possessive counts); on these vocabularies both give the same ids.
-_CL100K = (
+_CL100K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_O200K = (
+_O200K_PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -35,7 +35,7 @@ _O200K = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranks:
+class _RanksFile:
     """A published ranks file: its name, the sha256 of its lines, the number of its tokens."""
 
     name: str
@@ -44,7 +44,7 @@ class _Ranks:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
+class TiktokenEncoding:
     """A published encoding.
 
     Attributes:
@@ -53,32 +53,32 @@ class Encoding:
         control: its special tokens and their ids.
     """
 
-    ranks: _Ranks
+    ranks: _RanksFile
     pattern: str | None
     control: Mapping[str, int]
 
 
-_R50K_RANKS = _Ranks(
+_R50K_RANKS = _RanksFile(
     "r50k_base", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", 50256
 )
-_P50K_RANKS = _Ranks(
+_P50K_RANKS = _RanksFile(
     "p50k_base", "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", 50280
 )
-_CL100K_RANKS = _Ranks(
+_CL100K_RANKS = _RanksFile(
     "cl100k_base", "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7", 100256
 )
-_O200K_RANKS = _Ranks(
+_O200K_RANKS = _RanksFile(
     "o200k_base", "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d", 199998
 )
 
-_GPT2 = Encoding(_R50K_RANKS, None, {END_OF_TEXT: 50256})
-ENCODINGS: dict[str, Encoding] = {
-    "gpt2": _GPT2,
-    "r50k_base": _GPT2,
-    "p50k_base": Encoding(_P50K_RANKS, None, {END_OF_TEXT: 50256}),
-    "cl100k_base": Encoding(
+_GPT2_ENCODING = TiktokenEncoding(_R50K_RANKS, None, {END_OF_TEXT: 50256})
+TIKTOKEN_ENCODINGS: dict[str, TiktokenEncoding] = {
+    "gpt2": _GPT2_ENCODING,
+    "r50k_base": _GPT2_ENCODING,
+    "p50k_base": TiktokenEncoding(_P50K_RANKS, None, {END_OF_TEXT: 50256}),
+    "cl100k_base": TiktokenEncoding(
         _CL100K_RANKS,
-        _CL100K,
+        _CL100K_PATTERN,
         {
             END_OF_TEXT: 100257,
             "<|fim_prefix|>": 100258,
@@ -87,11 +87,13 @@ ENCODINGS: dict[str, Encoding] = {
             "<|endofprompt|>": 100276,
         },
     ),
-    "o200k_base": Encoding(_O200K_RANKS, _O200K, {END_OF_TEXT: 199999, "<|endofprompt|>": 200018}),
+    "o200k_base": TiktokenEncoding(
+        _O200K_RANKS, _O200K_PATTERN, {END_OF_TEXT: 199999, "<|endofprompt|>": 200018}
+    ),
 }
 
 
-def tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
+def make_tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
     """The tokenizer.json of an encoding.
 
     Args:
@@ -108,25 +110,25 @@ def tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
     path = Path(os.path.expanduser(target))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     is_file = path.suffix == ".tiktoken"
     name = path.stem if is_file else target
-    encoding = ENCODINGS.get(name)
+    encoding = TIKTOKEN_ENCODINGS.get(name)
     if encoding is None:
         raise TokenizerError(
-            f"tiktoken:{target}: {name!r} is no encoding{nearest(name, ENCODINGS)}; there are "
-            f"{', '.join(ENCODINGS)}; a ranks file carries the encoding's name, such as "
+            f"tiktoken:{target}: {name!r} is no encoding{suggest(name, TIKTOKEN_ENCODINGS)}; there are "
+            f"{', '.join(TIKTOKEN_ENCODINGS)}; a ranks file carries the encoding's name, such as "
             "cl100k_base.tiktoken"
         )
-    ranks = _read(path) if is_file else _from_tiktoken(encoding.ranks)
-    _check(ranks, encoding.ranks, str(target) if is_file else f"tiktoken:{name}")
-    return name, ranks_json(ranks, encoding.pattern, encoding.control)
+    ranks = _read_ranks_file(path) if is_file else _load_ranks_with_tiktoken(encoding.ranks)
+    _check_ranks(ranks, encoding.ranks, str(target) if is_file else f"tiktoken:{name}")
+    return name, convert_ranks_to_json(ranks, encoding.pattern, encoding.control)
 
 
-def _read(path: Path) -> dict[bytes, int]:
+def _read_ranks_file(path: Path) -> dict[bytes, int]:
     """The ranks in a file of lines ``base64 rank``."""
     try:
-        lines = read_regular(path, _MOST_BYTES).splitlines()
+        lines = read_regular_file(path, _MAX_BYTES).splitlines()
     except OSError as error:
         raise TokenizerError(
-            f"tiktoken:{path}: cannot be read ({because(error)}); give the path of a .tiktoken "
+            f"tiktoken:{path}: cannot be read ({describe_os_error(error)}); give the path of a .tiktoken "
             "file, or the name of an encoding"
         ) from error
     ranks = {}
@@ -141,7 +143,7 @@ def _read(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _from_tiktoken(ranks: _Ranks) -> dict[bytes, int]:
+def _load_ranks_with_tiktoken(ranks: _RanksFile) -> dict[bytes, int]:
     """The ranks from tiktoken's own cache, else downloaded by it."""
     try:
         from tiktoken.load import load_tiktoken_bpe  # noqa: PLC0415 - optional
@@ -151,7 +153,7 @@ def _from_tiktoken(ranks: _Ranks) -> dict[bytes, int]:
             f"or give the file: tiktoken:path/to/{ranks.name}.tiktoken"
         ) from error
     try:
-        loaded: dict[bytes, int] = load_tiktoken_bpe(_URL.format(ranks.name), ranks.sha256)
+        loaded: dict[bytes, int] = load_tiktoken_bpe(_RANKS_URL.format(ranks.name), ranks.sha256)
     except (OSError, ValueError) as error:
         raise TokenizerError(
             f"the ranks of tiktoken:{ranks.name} are not in tiktoken's cache and cannot be "
@@ -161,7 +163,7 @@ def _from_tiktoken(ranks: _Ranks) -> dict[bytes, int]:
     return loaded
 
 
-def _check(ranks: Mapping[bytes, int], published: _Ranks, where: str) -> None:
+def _check_ranks(ranks: Mapping[bytes, int], published: _RanksFile, where: str) -> None:
     """Refuse ranks that are not the published ones: a name must always mean the same ids."""
     lines = sorted(ranks.items(), key=lambda pair: pair[1])
     text = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in lines)
@@ -173,7 +175,7 @@ def _check(ranks: Mapping[bytes, int], published: _Ranks, where: str) -> None:
         )
 
 
-def ranks_json(
+def convert_ranks_to_json(
     ranks: Mapping[bytes, int], pattern: str | None, control: Mapping[str, int]
 ) -> dict[str, Any]:
     """A tokenizer.json whose ids are tiktoken's ``encode_ordinary``.
@@ -187,29 +189,31 @@ def ranks_json(
         pattern: how text is cut; None for GPT-2's way.
         control: the special tokens and their ids.
     """
-    alphabet = byte_alphabet()
+    alphabet = make_byte_alphabet()
 
     def spelled(token: bytes) -> str:
         return "".join([alphabet[byte] for byte in token])
 
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
-        parts = _parts(token, rank, ranks) if len(token) > 1 else []
+        parts = _split_token(token, rank, ranks) if len(token) > 1 else []
         if len(parts) == 2:
             merges.append([spelled(part) for part in parts])
     vocab = {spelled(token): rank for token, rank in ranks.items()} | dict(control)
     free = set(range(max(vocab.values()))).difference(vocab.values())
     # Engines want ids without gaps; no text spells these, for a space is not in the alphabet.
     vocab |= {f" unused {number}": number for number in sorted(free)}
-    split: dict[str, Any] = GPT2_SPLIT
+    split: dict[str, Any] = GPT2_PRE_TOKENIZER
     if pattern is not None:
         regex = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
-        parts_json = [{**regex, "invert": False}, {**GPT2_SPLIT, "use_regex": False}]
+        parts_json = [{**regex, "invert": False}, {**GPT2_PRE_TOKENIZER, "use_regex": False}]
         split = {"type": "Sequence", "pretokenizers": parts_json}
-    return byte_level_json(vocab, merges, dict(control), pre_tokenizer=split, ignore_merges=True)
+    return make_byte_level_json(
+        vocab, merges, dict(control), pre_tokenizer=split, ignore_merges=True
+    )
 
 
-def _parts(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
+def _split_token(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
     """What ``token`` is cut into by the ranks below ``limit``."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:

@@ -13,7 +13,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EncodingEngine:
     """What turns text into ids.
 
     Attributes:
@@ -28,7 +28,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatFormat:
+class ChatTemplates:
     """What a tokenizer's files say of conversations.
 
     Attributes:
@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
         """The token that models of this tokenizer expect before a text document, if any."""
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EncodingEngine:
         """What turns text into ids here; ids do not depend on it."""
 
     @property
@@ -84,7 +84,7 @@ class Tokenizer(Protocol):
         """Other added tokens, which match inside text, and their ids."""
 
     @property
-    def chat(self) -> "ChatFormat":
+    def chat(self) -> "ChatTemplates":
         """What the tokenizer's files say of conversations."""
 
     def id_bytes(self) -> NDArray[np.int64] | None:
@@ -131,7 +131,7 @@ class Tokenizer(Protocol):
         """The whole tokenizer as plain JSON; ``tokenizer_from_state`` gives it back."""
 
 
-def checked_ids(ids: Sequence[int] | NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
+def validate_ids(ids: Sequence[int] | NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
     """``ids`` as int64 [n], every one of the tokenizer's vocabulary.
 
     Raises:
@@ -147,7 +147,7 @@ def checked_ids(ids: Sequence[int] | NDArray[Any], tokenizer: Tokenizer) -> NDAr
     return array
 
 
-def refuse_surrogates(texts: Sequence[str], cause: Exception) -> None:
+def raise_surrogate_error(texts: Sequence[str], cause: Exception) -> None:
     """Raise the sentence for the first of ``texts`` that UTF-8 cannot spell, if there is one.
 
     Raises:

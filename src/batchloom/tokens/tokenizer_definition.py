@@ -8,15 +8,15 @@ import orjson
 
 from batchloom.core.errors import TokenizerError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.tokens.byte_level import byte_alphabet
+from batchloom.tokens.byte_level import make_byte_alphabet
 
 # Ids must fit the int32 shards of a store.
 ID_LIMIT = 2**31 - 1
 
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+_ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 # Bytes that stand in no UTF-8.
-_NEVER = (0xC0, 0xC1, *range(0xF5, 0x100))
+_INVALID_UTF8_BYTES = (0xC0, 0xC1, *range(0xF5, 0x100))
 
 # A file that leaves these out, and one that spells them, describe the same tokenizer.
 _BPE_DEFAULTS: dict[str, tuple[object, ...]] = {
@@ -31,7 +31,7 @@ _BPE_DEFAULTS: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class TokenizerDefinition:
     """A tokenizer.json that can be trusted to give the same ids always.
 
     Attributes:
@@ -59,7 +59,7 @@ class Definition:
     lossy: bool
 
 
-def clean(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+def clean_tokenizer_json(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A tokenizer.json fit for whole documents: nothing in it cuts, pads or draws at random.
 
     Args:
@@ -83,11 +83,11 @@ def clean(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     added = raw.get("added_tokens") or []
     if not isinstance(added, list):
         raise TokenizerError(f"{where}: added_tokens is not a list")
-    tokens = [_added_token(token, where) for token in added]
+    tokens = [_clean_added_token(token, where) for token in added]
     return {**raw, "truncation": None, "padding": None, "added_tokens": tokens}
 
 
-def _added_token(token: object, where: str) -> dict[str, Any]:
+def _clean_added_token(token: object, where: str) -> dict[str, Any]:
     content = token.get("content") if isinstance(token, Mapping) else None
     if not isinstance(token, Mapping) or not isinstance(content, str) or not content:
         raise TokenizerError(f"{where}: an added token without content: {str(token)[:80]}")
@@ -95,19 +95,19 @@ def _added_token(token: object, where: str) -> dict[str, Any]:
         raise TokenizerError(f"{where}: added token {content!r:.40} has no whole number as id")
     special = bool(token.get("special", False))
     plain: dict[str, Any] = {"id": token["id"], "content": content}
-    for flag in _FLAGS:
+    for flag in _ADDED_TOKEN_FLAGS:
         plain[flag] = bool(token.get(flag, flag == "normalized" and not special))
     return {**plain, "special": special}
 
 
-def vocabulary(cleaned: Mapping[str, Any], where: str) -> dict[str, int]:
+def read_vocabulary(cleaned: Mapping[str, Any], where: str) -> dict[str, int]:
     """Every token and its id, added ones included.
 
     Raises:
         TokenizerError: an id that is none, that two tokens claim, or that tokenizers would change.
     """
     listed = cleaned["model"]["vocab"]
-    words = _words(listed) if isinstance(listed, list) else dict(listed)
+    words = _convert_unigram_pairs(listed) if isinstance(listed, list) else dict(listed)
     _check_ids(words, where)
     size, highest = len(words), -1
     for token in sorted(cleaned["added_tokens"], key=lambda token: int(token["id"])):
@@ -121,11 +121,11 @@ def vocabulary(cleaned: Mapping[str, Any], where: str) -> dict[str, int]:
             )
         highest = max(highest, number)
         words[content] = number
-    _check_owners(words, where)
+    _check_unique_ids(words, where)
     return words
 
 
-def _words(pairs: list[Any]) -> dict[str, Any]:
+def _convert_unigram_pairs(pairs: list[Any]) -> dict[str, Any]:
     """The vocabulary of a Unigram model, which lists pairs of token and score."""
     return {
         pair[0]: place
@@ -143,7 +143,7 @@ def _check_ids(words: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _check_owners(words: Mapping[str, int], where: str) -> None:
+def _check_unique_ids(words: Mapping[str, int], where: str) -> None:
     if not words:
         raise TokenizerError(f"{where}: its vocabulary is empty")
     if len(set(words.values())) < len(words):
@@ -156,11 +156,13 @@ def _check_owners(words: Mapping[str, int], where: str) -> None:
             owners[number] = word
 
 
-def define(cleaned: Mapping[str, Any], where: str, *, end: str, bos: str | None) -> Definition:
+def make_definition(
+    cleaned: Mapping[str, Any], where: str, *, end: str, bos: str | None
+) -> TokenizerDefinition:
     """The definition in which ``end`` and ``bos`` are control tokens.
 
     Args:
-        cleaned: what :func:`clean` gave.
+        cleaned: what :func:`clean_tokenizer_json` gave.
         where: what to call it in errors.
         end: the end-of-document token, of the vocabulary.
         bos: the token to put before a text document, of the vocabulary, if any.
@@ -168,18 +170,18 @@ def define(cleaned: Mapping[str, Any], where: str, *, end: str, bos: str | None)
     Raises:
         TokenizerError: a vocabulary that is none, or a token outside it.
     """
-    words = vocabulary(cleaned, where)
+    words = read_vocabulary(cleaned, where)
     for token in (end, bos):
         if token is not None and token not in words:
             raise TokenizerError(f"{where}: token {token!r} is not in its vocabulary")
-    tokens = _with_control(cleaned["added_tokens"], words, [end, bos])
+    tokens = _mark_control_tokens(cleaned["added_tokens"], words, [end, bos])
     end_id, bos_id = words[end], None if bos is None else words[bos]
     whole = {**cleaned, "added_tokens": tokens}
     try:
         text = orjson.dumps(whole)
     except orjson.JSONEncodeError as error:
         raise TokenizerError(f"{where} cannot be kept as JSON: {error}") from error
-    return Definition(
+    return TokenizerDefinition(
         text=text,
         model=str(whole["model"].get("type", "BPE")),
         vocab_size=max(words.values()) + 1,
@@ -187,33 +189,37 @@ def define(cleaned: Mapping[str, Any], where: str, *, end: str, bos: str | None)
         bos_id=bos_id,
         control={token["content"]: token["id"] for token in tokens if token["special"]},
         added={token["content"]: token["id"] for token in tokens if not token["special"]},
-        fingerprint=fingerprint({**_deciding(whole), "end_id": end_id, "bos_id": bos_id}),
+        fingerprint=fingerprint(
+            {**_select_fingerprint_fields(whole), "end_id": end_id, "bos_id": bos_id}
+        ),
         vocabulary_hash=fingerprint(words),
-        lossy=_lossy(whole["model"], words),
+        lossy=_is_lossy(whole["model"], words),
     )
 
 
-def _lossy(model: Mapping[str, Any], words: Mapping[str, int]) -> bool:
+def _is_lossy(model: Mapping[str, Any], words: Mapping[str, int]) -> bool:
     """Whether a BPE has no token for what it does not know, and does not know every byte."""
     if model.get("type", "BPE") != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
         return False
-    letters = byte_alphabet()
-    return any(letters[byte] not in words for byte in range(256) if byte not in _NEVER)
+    letters = make_byte_alphabet()
+    return any(letters[byte] not in words for byte in range(256) if byte not in _INVALID_UTF8_BYTES)
 
 
-def _with_control(
+def _mark_control_tokens(
     tokens: list[dict[str, Any]], words: Mapping[str, int], names: Iterable[str | None]
 ) -> list[dict[str, Any]]:
     """The added tokens, those of ``names`` special: a document must not be able to spell them."""
     by_content = {token["content"]: token for token in tokens}
     for name in names:
         if name is not None:
-            known = by_content.get(name) or _added_token({"content": name, "id": words[name]}, name)
+            known = by_content.get(name) or _clean_added_token(
+                {"content": name, "id": words[name]}, name
+            )
             by_content[name] = {**known, "id": words[name], "special": True}
     return sorted(by_content.values(), key=lambda token: int(token["id"]))
 
 
-def unspeakable(definition: Definition) -> bytes:
+def hide_control_tokens(definition: TokenizerDefinition) -> bytes:
     """The JSON with control tokens that no text can spell, for models that take pieces whole.
 
     A BPE reaches a token by merges only, and none lead to a control token. The other models look
@@ -235,25 +241,25 @@ def unspeakable(definition: Definition) -> bytes:
     return orjson.dumps({**whole, "post_processor": None})
 
 
-def _deciding(whole: Mapping[str, Any]) -> dict[str, Any]:
+def _select_fingerprint_fields(whole: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the ids of a text, in one spelling, for the fingerprint."""
-    normalizer = _step(whole.get("normalizer"))
+    normalizer = _normalize_step(whole.get("normalizer"))
     tokens = []
     for token in whole["added_tokens"]:
         plain = {"id": token["id"], "content": token["content"], "special": token["special"]}
         if not token["special"]:  # a special token never matches, so its flags say nothing
-            plain |= {flag: token[flag] for flag in _FLAGS}
+            plain |= {flag: token[flag] for flag in _ADDED_TOKEN_FLAGS}
             plain["normalized"] = token["normalized"] and normalizer is not None
         tokens.append(plain)
     return {
-        "model": _model(whole["model"]),
+        "model": _normalize_model(whole["model"]),
         "normalizer": normalizer,
-        "pre_tokenizer": _step(whole.get("pre_tokenizer")),
+        "pre_tokenizer": _normalize_step(whole.get("pre_tokenizer")),
         "added_tokens": tokens,
     }
 
 
-def _model(model: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize_model(model: Mapping[str, Any]) -> dict[str, Any]:
     merges = model.get("merges")
     if model.get("type", "BPE") != "BPE" or not isinstance(merges, list):
         return dict(model)
@@ -266,14 +272,14 @@ def _model(model: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {"type": "BPE"}
 
 
-def _step(step: Any) -> Any:
+def _normalize_step(step: Any) -> Any:
     """A normalizer or pre-tokenizer without what changes offsets only, None where it does nothing."""
     if not isinstance(step, Mapping):
         return step
     plain = dict(step)
     for key in ("normalizers", "pretokenizers"):
         if isinstance(plain.get(key), list):
-            plain[key] = [_step(part) for part in plain[key]]
+            plain[key] = [_normalize_step(part) for part in plain[key]]
             if not plain[key]:
                 return None
     if plain.get("type") == "ByteLevel":

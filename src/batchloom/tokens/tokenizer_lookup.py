@@ -5,28 +5,28 @@ import re
 from pathlib import Path
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
-from batchloom.core.files import because, refuse_url
-from batchloom.core.settings import nearest
+from batchloom.core.files import describe_os_error, refuse_url
+from batchloom.core.settings import suggest
 from batchloom.tokens.bpe_training import parse_train_spec
 from batchloom.tokens.bytes_tokenizer import ByteTokenizer
-from batchloom.tokens.control_tokens import Hints
-from batchloom.tokens.gpt2 import gpt2_from_package
-from batchloom.tokens.hub_tokenizers import cached_file, hub_files
+from batchloom.tokens.control_tokens import TokenizerHints
+from batchloom.tokens.gpt2 import load_gpt2_from_package
+from batchloom.tokens.hub_tokenizers import fetch_tokenizer_files, find_cached_file
 from batchloom.tokens.local_tokenizers import (
-    from_parts,
-    read_beside,
-    read_object,
-    tokenizer_from_path,
+    load_tokenizer_from_path,
+    make_json_tokenizer,
+    read_sidecar_hints,
+    read_tokenizer_json,
 )
-from batchloom.tokens.tiktoken_ranks import ENCODINGS, tiktoken_json
+from batchloom.tokens.tiktoken_ranks import TIKTOKEN_ENCODINGS, make_tiktoken_json
 from batchloom.tokens.tokenizer import END_OF_TEXT, Tokenizer
 
-_FORMS = (
+_SPEC_FORMS = (
     "give bytes, gpt2, train:8192, tiktoken:NAME, the path of a tokenizer.json or of its folder, "
     "or a Hub id such as org/name"
 )
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-_GPT2_ON_HUB = ("openai-community/gpt2", "gpt2")
+HUB_ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+_GPT2_HUB_IDS = ("openai-community/gpt2", "gpt2")
 
 
 def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
@@ -53,43 +53,47 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
             )
         return ByteTokenizer()
     if spec == "gpt2":
-        return _gpt2(end_token)
+        return _resolve_gpt2(end_token)
     if parse_train_spec(spec) is not None:
         raise TokenizerError(
             f"{spec} is learned from the input it is for: give it to `batchloom prepare`, or call "
             "train_tokenizer with texts"
         )
     if spec.startswith("tiktoken:"):
-        name, raw = tiktoken_json(spec.removeprefix("tiktoken:"))
-        return from_parts(f"tiktoken:{name}", raw, Hints(), end_token)
+        name, raw = make_tiktoken_json(spec.removeprefix("tiktoken:"))
+        return make_json_tokenizer(f"tiktoken:{name}", raw, TokenizerHints(), end_token)
     refuse_url(spec, "The tokenizer")
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     try:
         if spec and (spec.endswith(".json") or spec[0] in "./~\\" or path.exists()):
-            return tokenizer_from_path(path, end_token)
+            return load_tokenizer_from_path(path, end_token)
     except OSError as error:
-        raise TokenizerError(f"{spec} cannot be read: {because(error)}") from error
-    if HUB_ID.fullmatch(spec):
-        return _from_hub(spec, end_token)
-    known = ["bytes", "gpt2", "train:8192", *(f"tiktoken:{name}" for name in ENCODINGS)]
-    raise TokenizerError(f"there is no tokenizer {spec!r}{nearest(spec, known)}; {_FORMS}")
+        raise TokenizerError(f"{spec} cannot be read: {describe_os_error(error)}") from error
+    if HUB_ID_PATTERN.fullmatch(spec):
+        return _load_from_hub(spec, end_token)
+    known = ["bytes", "gpt2", "train:8192", *(f"tiktoken:{name}" for name in TIKTOKEN_ENCODINGS)]
+    raise TokenizerError(f"there is no tokenizer {spec!r}{suggest(spec, known)}; {_SPEC_FORMS}")
 
 
-def _gpt2(end_token: str | None) -> Tokenizer:
-    raw = gpt2_from_package()
+def _resolve_gpt2(end_token: str | None) -> Tokenizer:
+    raw = load_gpt2_from_package()
     if raw is None:
-        cached = [file for repo in _GPT2_ON_HUB if (file := cached_file(repo)) is not None]
+        cached = [file for repo in _GPT2_HUB_IDS if (file := find_cached_file(repo)) is not None]
         try:
-            raw = read_object(cached[0] if cached else hub_files(_GPT2_ON_HUB[0]))
+            raw = read_tokenizer_json(
+                cached[0] if cached else fetch_tokenizer_files(_GPT2_HUB_IDS[0])
+            )
         except (TokenizerError, MissingDependencyError) as error:
             raise TokenizerError(
                 "gpt2 is neither installed nor cached, and the Hub does not give it: "
                 "pip install 'batchloom[gpt2]', or give the path of its tokenizer.json, bytes, or "
                 "train:8192"
             ) from error
-    return from_parts("gpt2", raw, Hints(), end_token)
+    return make_json_tokenizer("gpt2", raw, TokenizerHints(), end_token)
 
 
-def _from_hub(repo: str, end_token: str | None) -> Tokenizer:
-    file = hub_files(repo)
-    return from_parts(repo, read_object(file), read_beside(file.parent), end_token)
+def _load_from_hub(repo: str, end_token: str | None) -> Tokenizer:
+    file = fetch_tokenizer_files(repo)
+    return make_json_tokenizer(
+        repo, read_tokenizer_json(file), read_sidecar_hints(file.parent), end_token
+    )

@@ -4,15 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from batchloom.core.errors import TokenizerError
-from batchloom.core.settings import nearest
+from batchloom.core.settings import suggest
 from batchloom.tokens.bytes_tokenizer import ByteTokenizer
 from batchloom.tokens.json_tokenizer import JsonTokenizer
-from batchloom.tokens.tokenizer import ChatFormat, Tokenizer
-from batchloom.tokens.tokenizer_definition import clean, define, vocabulary
-from batchloom.tokens.unknown_tokenizer import no_tokenizer_from_state
+from batchloom.tokens.tokenizer import ChatTemplates, Tokenizer
+from batchloom.tokens.tokenizer_definition import (
+    clean_tokenizer_json,
+    make_definition,
+    read_vocabulary,
+)
+from batchloom.tokens.unknown_tokenizer import restore_unknown_tokenizer
 
 STATE_VERSION = 1
-_KEYS: dict[str, tuple[type, ...]] = {
+_STATE_KEYS: dict[str, tuple[type, ...]] = {
     "name": (str,),
     "fingerprint": (str,),
     "end_id": (int,),
@@ -21,7 +25,7 @@ _KEYS: dict[str, tuple[type, ...]] = {
 }
 
 
-def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
+def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer whose ``state()`` this is; needs no network and no file.
 
     Raises:
@@ -38,9 +42,9 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
     if kind == "bytes":
         tokenizer: Tokenizer = ByteTokenizer()
     elif kind == "none":
-        tokenizer = no_tokenizer_from_state(state)
+        tokenizer = restore_unknown_tokenizer(state)
     elif kind == "tokenizer.json":
-        tokenizer = _from_json(state)
+        tokenizer = _restore_json_tokenizer(state)
     else:
         raise TokenizerError(f"the tokenizer's state is of unknown kind {kind!r:.40}")
     if tokenizer.fingerprint != state.get("fingerprint"):
@@ -52,25 +56,25 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _from_json(state: Mapping[str, Any]) -> JsonTokenizer:
-    known = {"state_version", "kind", "chat", *_KEYS}
+def _restore_json_tokenizer(state: Mapping[str, Any]) -> JsonTokenizer:
+    known = {"state_version", "kind", "chat", *_STATE_KEYS}
     problems = [
-        f"unknown {key!r:.40}{nearest(str(key), known)}" for key in state if key not in known
+        f"unknown {key!r:.40}{suggest(str(key), known)}" for key in state if key not in known
     ]
-    for key, types in _KEYS.items():
+    for key, types in _STATE_KEYS.items():
         value = state.get(key)
         if key not in state and type(None) not in types:
             problems.append(f"{key} is missing")
         elif not isinstance(value, types) or isinstance(value, bool):
             problems.append(f"{key} is {value!r:.40}")
     chat = state.get("chat", {"templates": {}, "tokens": {}})
-    if not _is_chat(chat):
+    if not _is_chat_state(chat):
         problems.append(f"chat is {chat!r:.40}")
     if problems:
         raise TokenizerError(f"the tokenizer's state is damaged: {'; '.join(problems)}")
     where = f"the state of tokenizer {state['name']!r:.80}"
-    cleaned = clean(state["tokenizer"], where)
-    by_id = {number: word for word, number in vocabulary(cleaned, where).items()}
+    cleaned = clean_tokenizer_json(state["tokenizer"], where)
+    by_id = {number: word for word, number in read_vocabulary(cleaned, where).items()}
     bos_id = state.get("bos_id")
     end, bos = by_id.get(state["end_id"]), None if bos_id is None else by_id.get(bos_id)
     if end is None or (bos is None and bos_id is not None):
@@ -78,11 +82,11 @@ def _from_json(state: Mapping[str, Any]) -> JsonTokenizer:
             f"{where} is damaged: its end_id {state['end_id']} or bos_id {bos_id} is not "
             "in its vocabulary"
         )
-    definition = define(cleaned, where, end=end, bos=bos)
-    return JsonTokenizer(state["name"], definition, chat=ChatFormat(**chat))
+    definition = make_definition(cleaned, where, end=end, bos=bos)
+    return JsonTokenizer(state["name"], definition, chat=ChatTemplates(**chat))
 
 
-def _is_chat(value: object) -> bool:
+def _is_chat_state(value: object) -> bool:
     return (
         isinstance(value, Mapping)
         and set(value) == {"templates", "tokens"}

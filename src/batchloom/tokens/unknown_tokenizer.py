@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import TokenizerError
 from batchloom.core.fingerprint import fingerprint as fingerprint_of
-from batchloom.tokens.tokenizer import ChatFormat, Engine, checked_ids
+from batchloom.tokens.tokenizer import ChatTemplates, EncodingEngine, validate_ids
 
 
 @final
-class NoTokenizer:
+class UnknownTokenizer:
     """Ids alone: what is decoded are their numbers, and nothing can be encoded.
 
     Args:
@@ -27,10 +27,10 @@ class NoTokenizer:
     name = "none"
     lossy = False
     bos_id: int | None = None
-    engine = Engine("none", "1")
+    engine = EncodingEngine("none", "1")
     control: Mapping[str, int] = MappingProxyType({})
     added: Mapping[str, int] = MappingProxyType({})
-    chat = ChatFormat()
+    chat = ChatTemplates()
 
     def __init__(self, vocab_size: int, end_id: int) -> None:
         if not 0 <= end_id < vocab_size:
@@ -63,7 +63,7 @@ class NoTokenizer:
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """The ids as numbers, which is all that is known of them: ``17 4 256``."""
-        return " ".join(map(str, checked_ids(ids, self).tolist()))
+        return " ".join(map(str, validate_ids(ids, self).tolist()))
 
     def state(self) -> dict[str, Any]:
         """Its two numbers are all there is to keep."""
@@ -76,7 +76,7 @@ class NoTokenizer:
         }
 
 
-def no_tokenizer_from_state(state: Mapping[str, Any]) -> NoTokenizer:
+def restore_unknown_tokenizer(state: Mapping[str, Any]) -> UnknownTokenizer:
     """The stand-in whose ``state()`` this is.
 
     Raises:
@@ -87,4 +87,4 @@ def no_tokenizer_from_state(state: Mapping[str, Any]) -> NoTokenizer:
         raise TokenizerError(
             f"the tokenizer's state is damaged: its vocab_size and end_id are {numbers!r:.60}, not two numbers"
         )
-    return NoTokenizer(int(state["vocab_size"]), int(state["end_id"]))
+    return UnknownTokenizer(int(state["vocab_size"]), int(state["end_id"]))

@@ -19,14 +19,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from batchloom.core.errors import OutputError, PlanError, StateError
-from batchloom.core.fingerprint import broken_link, fingerprint
-from batchloom.train.json_files import MOST_OF_RUN, read_object
+from batchloom.core.fingerprint import find_broken_link, fingerprint
+from batchloom.train.json_files import MAX_RUN_FILE_BYTES, read_json_object
 
-PARTIAL = ".partial"
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_STATE = "state.json"
-_MODEL, _OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-_BLOCK = 1 << 24
+PARTIAL_SUFFIX = ".partial"
+_ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
+_STATE_FILE = "state.json"
+_MODEL_FILE, _OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
+_BLOCK_BYTES = 1 << 24
 
 
 def write_checkpoint(
@@ -41,12 +41,12 @@ def write_checkpoint(
     Raises:
         OSError, SafetensorError: they cannot be written.
     """
-    save_file(_weights(model), folder / _MODEL)
-    save_file(_optimizer_tensors(model, optimizer), folder / _OPTIMIZER)
-    checksums = {name: _checksum(folder / name) for name in (_MODEL, _OPTIMIZER)}
+    save_file(_collect_weights(model), folder / _MODEL_FILE)
+    save_file(_collect_optimizer_tensors(model, optimizer), folder / _OPTIMIZER_FILE)
+    checksums = {name: _compute_checksum(folder / name) for name in (_MODEL_FILE, _OPTIMIZER_FILE)}
     write_state(folder, step, loader, checksums)
     for file in (*folder.iterdir(), folder):
-        sync(file)
+        fsync_path(file)
 
 
 def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict
         OSError: it cannot be written; the one there was stays.
     """
     state = {"step": step, "loader": loader, "checksums": checksums}
-    write_json(folder / _STATE, {**state, "check": fingerprint(state)})
+    write_json(folder / _STATE_FILE, {**state, "check": fingerprint(state)})
 
 
 def check_journal(journal: list[dict[str, Any]]) -> None:
@@ -65,7 +65,7 @@ def check_journal(journal: list[dict[str, Any]]) -> None:
     Raises:
         PlanError: says how large they are.
     """
-    size, most = len(_spelled({"loader": {"edits": journal}})), MOST_OF_RUN // 2
+    size, most = len(_encode_json({"loader": {"edits": journal}})), MAX_RUN_FILE_BYTES // 2
     if size > most:
         raise PlanError(
             f"The journal of edits would have {size:,} bytes, and a checkpoint keeps up to {most:,}: a banned document "
@@ -84,21 +84,21 @@ def load_checkpoint(
     Raises:
         StateError: a file is damaged, missing or of another model.
     """
-    step, loader, checksums = read_state(path)
-    weights = _read_tensors(path / _MODEL, checksums, _weights(model))
-    moments = _read_tensors(path / _OPTIMIZER, checksums, _moments_like(model))
+    step, loader, checksums = read_checkpoint_state(path)
+    weights = _read_tensors(path / _MODEL_FILE, checksums, _collect_weights(model))
+    moments = _read_tensors(path / _OPTIMIZER_FILE, checksums, _make_moment_templates(model))
     # Shared weights are filled by the first of their names.
     model.load_state_dict(weights, strict=False)
     _fill_optimizer(model, optimizer, moments)
     return step, loader
 
 
-def step_of(checkpoint: Path) -> int:
+def read_checkpoint_step(checkpoint: Path) -> int:
     """The step a checkpoint was taken after."""
     return int(checkpoint.name.removeprefix("step_"))
 
 
-def refuse_damaged(file: Path, fault: object) -> NoReturn:
+def raise_damaged_file(file: Path, fault: object) -> NoReturn:
     """Say what is wrong with a file of a checkpoint, and how to go on without that.
 
     Raises:
@@ -110,37 +110,40 @@ def refuse_damaged(file: Path, fault: object) -> NoReturn:
     )
 
 
-def all_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+def has_only_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     """Whether every number that a checkpoint would hold is finite."""
-    tensors = (*_weights(model).values(), *_optimizer_tensors(model, optimizer).values())
+    tensors = (
+        *_collect_weights(model).values(),
+        *_collect_optimizer_tensors(model, optimizer).values(),
+    )
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
-def read_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
+def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """The step of a checkpoint, the loader's state, and the checksums of the other files, which are not looked at.
 
     Raises:
         StateError: ``state.json`` is damaged or was changed by hand.
     """
-    file = path / _STATE
+    file = path / _STATE_FILE
     try:
-        state = read_object(file, MOST_OF_RUN)
+        state = read_json_object(file, MAX_RUN_FILE_BYTES)
         whole = state.pop("check", None) == fingerprint(state)
     except ValueError as error:
-        refuse_damaged(file, error)
+        raise_damaged_file(file, error)
     step, loader, checksums = (state.get(name) for name in ("step", "loader", "checksums"))
     if not (whole and isinstance(loader, dict) and isinstance(checksums, dict)):
-        _refuse_changed_edit(file, loader)
-        refuse_damaged(
+        _check_journal_unchanged(file, loader)
+        raise_damaged_file(
             file,
             "was changed after it was written: its check does not fit its fields (batchloom edit adds edits)",
         )
-    if step != step_of(path):
-        refuse_damaged(file, f"says step {step!r} and lies in the folder {path.name}")
-    return step_of(path), loader, checksums
+    if step != read_checkpoint_step(path):
+        raise_damaged_file(file, f"says step {step!r} and lies in the folder {path.name}")
+    return read_checkpoint_step(path), loader, checksums
 
 
-def _refuse_changed_edit(file: Path, loader: Any) -> None:
+def _check_journal_unchanged(file: Path, loader: Any) -> None:
     """Say which edit of a journal was changed by hand, where that is what was changed.
 
     Raises:
@@ -149,10 +152,10 @@ def _refuse_changed_edit(file: Path, loader: Any) -> None:
     edits = loader.get("edits") if isinstance(loader, dict) else None
     if not isinstance(edits, list) or not all(isinstance(one, dict) for one in edits):
         return
-    number = broken_link(loader.get("identity"), edits)
+    number = find_broken_link(loader.get("identity"), edits)
     if number is not None:
         fields = ", ".join(name for name in edits[number] if name != "fingerprint")
-        refuse_damaged(
+        raise_damaged_file(
             file,
             f"was changed by hand: its check does not fit, and edit {number} of the journal has another {fields} than "
             "its fingerprint says (batchloom edit adds edits)",
@@ -164,38 +167,38 @@ def _read_tensors(
 ) -> dict[str, Tensor]:
     """The tensors of a file, which are those wanted in name, shape and dtype."""
     try:
-        found = _checksum(file)
+        found = _compute_checksum(file)
         if found != checksums.get(file.name):
-            fault = f"has the checksum {found}, {_STATE} says {checksums.get(file.name)!r:.40}"
-            refuse_damaged(file, f"{fault}: its bytes changed after they were written")
+            fault = f"has the checksum {found}, {_STATE_FILE} says {checksums.get(file.name)!r:.40}"
+            raise_damaged_file(file, f"{fault}: its bytes changed after they were written")
         tensors = load_file(file)
     except OSError as error:
-        refuse_damaged(file, f"cannot be read: {error.strerror or error}")
+        raise_damaged_file(file, f"cannot be read: {error.strerror or error}")
     except SafetensorError as error:
-        refuse_damaged(file, f"is no safetensors file: {error}")
+        raise_damaged_file(file, f"is no safetensors file: {error}")
     for name in sorted({*tensors, *wanted}):
-        have, want = (_described(group.get(name)) for group in (tensors, wanted))
+        have, want = (_describe_tensor(group.get(name)) for group in (tensors, wanted))
         if have != want:
-            refuse_damaged(file, f"has {have} for {name}, the model has {want}")
+            raise_damaged_file(file, f"has {have} for {name}, the model has {want}")
     return tensors
 
 
-def _described(tensor: Tensor | None) -> str:
+def _describe_tensor(tensor: Tensor | None) -> str:
     if tensor is None:
         return "nothing"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _checksum(file: Path) -> str:
+def _compute_checksum(file: Path) -> str:
     """XXH3-128 of a file, 32 hex digits."""
     digest = xxhash.xxh3_128()
     with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
+        while block := opened.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
+def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a model, each of those that several parts share under its first name."""
     first: dict[int, str] = {}
     return {
@@ -205,7 +208,9 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _collect_optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
     """AdamW's moments by the name of their weight: ``exp_avg.layers.0...``."""
     return {
         f"{moment}.{name}": optimizer.state[weight][moment]
@@ -215,17 +220,17 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         if moment == "step"
         else torch.zeros_like(weight)
         for name, weight in model.named_parameters()
-        for moment in _MOMENTS
+        for moment in _ADAM_STATE_KEYS
     }
 
 
-def _moments_like(model: nn.Module) -> dict[str, Tensor]:
+def _make_moment_templates(model: nn.Module) -> dict[str, Tensor]:
     """Tensors of the names, shapes and dtypes of AdamW's moments, without memory of their own."""
     count = torch.empty((), device="meta")
     return {
         f"{moment}.{name}": count if moment == "step" else weight
         for name, weight in model.named_parameters()
-        for moment in _MOMENTS
+        for moment in _ADAM_STATE_KEYS
     }
 
 
@@ -239,7 +244,7 @@ def _fill_optimizer(
         )
     }
     moments = {
-        numbers[id(weight)]: {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS}
+        numbers[id(weight)]: {moment: tensors[f"{moment}.{name}"] for moment in _ADAM_STATE_KEYS}
         for name, weight in model.named_parameters()
     }
     plain = optimizer.state_dict()
@@ -253,23 +258,24 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         OutputError: it is larger than what is read again; nothing was written.
         OSError: it cannot be written.
     """
-    aside, text = path.with_name(path.name + PARTIAL), _spelled(value)
-    if len(text) > MOST_OF_RUN:
+    aside, text = path.with_name(path.name + PARTIAL_SUFFIX), _encode_json(value)
+    if len(text) > MAX_RUN_FILE_BYTES:
         raise OutputError(
-            f"{path} was not written: it would have {len(text):,} bytes, and more than {MOST_OF_RUN:,} are not read. "
+            f"{path} was not written: it would have {len(text):,} bytes, and more than {MAX_RUN_FILE_BYTES:,} are "
+            f"not read. "
             "Give fewer stores or edits."
         )
     aside.write_text(text, "utf-8")
-    sync(aside)
+    fsync_path(aside)
     aside.rename(path)
 
 
-def _spelled(value: dict[str, Any]) -> str:
+def _encode_json(value: dict[str, Any]) -> str:
     """An object as its file has it, each letter one byte."""
     return json.dumps(value, indent=2) + "\n"
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -17,24 +17,24 @@ import numpy as np
 import batchloom
 from batchloom import Loader, Store, open_store
 from batchloom.core.errors import InputMissingError, OutputError, TrainError
-from batchloom.train.distributed import joined_ranks
-from batchloom.train.loop import Outcome, train
+from batchloom.train.distributed import join_ranks
+from batchloom.train.loop import TrainResult, train
 from batchloom.train.model import continue_text
-from batchloom.train.run import set_up
+from batchloom.train.run import set_up_run
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.train_log import RunLog, Say
-from batchloom.train.train_settings import TrainSettings, named_config, settings_from
+from batchloom.train.train_log import PrintLine, RunLog
+from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
 
-TOKENIZER = "train:4096"
+DEMO_TOKENIZER = "train:4096"
 VAL_FRACTION = 0.03
 # The top-level modules first, then these packages; of each its own modules, not its tests.
-_PACKAGES = (".", "asyncio", "collections", "email", "http", "json", "logging", "unittest")
-_MOST_BYTES = 8 << 20
-_MARK = "made-by-batchloom-demo"
-_SAY_EVERY = 10
+_CORPUS_PACKAGES = (".", "asyncio", "collections", "email", "http", "json", "logging", "unittest")
+_MAX_CORPUS_BYTES = 8 << 20
+_DEMO_MARKER_FILE = "made-by-batchloom-demo"
+_PROGRESS_INTERVAL = 10
 
 
-def run_demo(out: Path, steps: int | None, say: Say) -> None:
+def run_demo(out: Path, steps: int | None, say: PrintLine) -> None:
     """Prepare, check, load, train and sample, saying how each is done by hand.
 
     Args:
@@ -47,18 +47,18 @@ def run_demo(out: Path, steps: int | None, say: Say) -> None:
         TrainError: the model did not come below the loss of guessing by frequency.
     """
     began = time.perf_counter()
-    settings = settings_from(named_config("tiny"), {"steps": steps})
+    settings = make_settings(load_named_config("tiny"), {"steps": steps})
     text, data, run = out / "text", out / "store", RunFolder(out / "run")
-    _claim(out)
-    files, size = _gather(text)
+    _claim_folder(out)
+    files, size = _collect_corpus(text)
     say(f"{files} files, {size / 1e6:.1f} MB of text: Python's language reference and library.")
-    _prepare(text, data, say)
-    _check(data, say)
+    _prepare_store(text, data, say)
+    _check_store(data, say)
     store, val = open_store(data), open_store(data, "val")
-    _load(store, settings, say)
-    outcome = _train(data, settings, run, say)
+    _show_batches(store, settings, say)
+    outcome = _train_model(data, settings, run, say)
     reached = math.inf if outcome.val_loss is None else outcome.val_loss
-    unigram = _unigram_loss(store, val)
+    unigram = _compute_unigram_loss(store, val)
     say(
         f"\nval loss {reached:.3f} nats a token; guessing by frequency alone, the "
         f"unigram entropy, is {unigram:.3f}."
@@ -73,9 +73,9 @@ def run_demo(out: Path, steps: int | None, say: Say) -> None:
         )
 
 
-def _claim(out: Path) -> None:
+def _claim_folder(out: Path) -> None:
     """Make the demo's folder, or take an earlier demo's; never anybody else's."""
-    mark = out / _MARK
+    mark = out / _DEMO_MARKER_FILE
     if out.exists() and not mark.is_file() and (not out.is_dir() or any(out.iterdir())):
         raise OutputError(
             f"{out} holds something that is not a demo's. Give --out a new or empty folder."
@@ -89,12 +89,12 @@ def _claim(out: Path) -> None:
         ) from error
 
 
-def _gather(folder: Path) -> tuple[int, int]:
+def _collect_corpus(folder: Path) -> tuple[int, int]:
     """Copy the text into a folder; returns the number of files and their bytes."""
     files = size = 0
-    for name, text in _texts():
+    for name, text in _iter_texts():
         content = text.encode()
-        if size + len(content) > _MOST_BYTES:
+        if size + len(content) > _MAX_CORPUS_BYTES:
             break
         path = folder / name
         # What is there already stays untouched, so that prepare sees the same inputs again.
@@ -107,24 +107,24 @@ def _gather(folder: Path) -> tuple[int, int]:
     return files, size
 
 
-def _texts() -> Iterator[tuple[str, str]]:
+def _iter_texts() -> Iterator[tuple[str, str]]:
     """(name, text) of every document of the corpus, always in the same order."""
     for name in sorted(topics):
         yield f"topics/{name}.txt", topics[name]
     library = Path(sysconfig.get_path("stdlib"))
-    for package in _PACKAGES:
+    for package in _CORPUS_PACKAGES:
         for file in sorted((library / package).glob("*.py")):
             name = file.relative_to(library).as_posix()
             yield f"library/{name}", file.read_text("utf-8", errors="replace")
 
 
-def _prepare(text: Path, data: Path, say: Say) -> None:
+def _prepare_store(text: Path, data: Path, say: PrintLine) -> None:
     say(
-        f"\n$ batchloom prepare {text} --out {data} --tokenizer {TOKENIZER} "
+        f"\n$ batchloom prepare {text} --out {data} --tokenizer {DEMO_TOKENIZER} "
         f"--val-fraction {VAL_FRACTION}"
     )
     result = batchloom.prepare(
-        [str(text)], out=data, tokenizer=TOKENIZER, val_fraction=VAL_FRACTION
+        [str(text)], out=data, tokenizer=DEMO_TOKENIZER, val_fraction=VAL_FRACTION
     )
     done = "The store was finished already: " if result.already_done else ""
     subsets = ", ".join(
@@ -135,7 +135,7 @@ def _prepare(text: Path, data: Path, say: Say) -> None:
     say(f"{done}{subsets}; {result.tokenizer} by {result.engine}.")
 
 
-def _check(data: Path, say: Say) -> None:
+def _check_store(data: Path, say: PrintLine) -> None:
     say(f"\n$ batchloom check {data}")
     verdict = batchloom.check(data)
     if not verdict.sound:
@@ -146,7 +146,7 @@ def _check(data: Path, say: Say) -> None:
     say("Sound: checksums, counts, ids and tokenizer are as the manifest says.")
 
 
-def _load(store: Store, settings: TrainSettings, say: Say) -> None:
+def _show_batches(store: Store, settings: TrainSettings, say: PrintLine) -> None:
     seq_len, rows = settings.seq_len, settings.global_batch_size
     say(
         f"\n>>> loader = batchloom.Loader(batchloom.open_store({str(store.path)!r}), "
@@ -160,28 +160,30 @@ def _load(store: Store, settings: TrainSettings, say: Say) -> None:
     )
 
 
-def _train(data: Path, settings: TrainSettings, run: RunFolder, say: Say) -> Outcome:
+def _train_model(
+    data: Path, settings: TrainSettings, run: RunFolder, say: PrintLine
+) -> TrainResult:
     say(f"\n$ batchloom train --data {data} --out {run.path} --max-iters {settings.steps}")
     if run.begun:
         say("The run of an earlier demo is replaced.")
         shutil.rmtree(run.path)
-    with joined_ranks("auto") as ranks:
-        log = RunLog(run.log if ranks.first else None, say, _SAY_EVERY)
-        return train(set_up(data, settings, run, ranks, log))
+    with join_ranks("auto") as ranks:
+        log = RunLog(run.log if ranks.first else None, say, _PROGRESS_INTERVAL)
+        return train(set_up_run(data, settings, run, ranks, log))
 
 
-def _unigram_loss(train_subset: Store, val: Store) -> float:
+def _compute_unigram_loss(train_subset: Store, val: Store) -> float:
     """Loss on val of guessing each token by its frequency in train, in nats a token.
 
     Every token counts one more than it was seen, so that none is impossible.
     """
     size = train_subset.tokenizer.vocab_size
-    seen = _counts(train_subset, size) + 1
-    asked = _counts(val, size)
+    seen = _count_tokens(train_subset, size) + 1
+    asked = _count_tokens(val, size)
     return float(-(asked * np.log(seen / seen.sum())).sum() / asked.sum())
 
 
-def _counts(store: Store, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _count_tokens(store: Store, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     counts = np.zeros(vocab_size, np.int64)
     for number in range(len(store)):
         counts += np.bincount(store[number].ids.astype(np.int64), minlength=vocab_size)

@@ -13,16 +13,16 @@ import torch.distributed as dist
 
 from batchloom.core.errors import BatchloomError, InputError, TrainError
 
-_PATH_BYTES = 4096
+_MAX_PATH_BYTES = 4096
 # Longer than data is prepared.
-_LONG = timedelta(days=30)
+_COLLECTIVE_TIMEOUT = timedelta(days=30)
 # Torch joins gloo's threads while it holds the interpreter, and a thread that frees the last work of a group waits for
 # it. The threads end when the last model that uses the group is freed, after the group was left; so the work is kept.
-_LAST_WORK: list[dist.Work | None] = []
+_RETAINED_WORK: list[dist.Work | None] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankGroup:
     """A place among the data-parallel ranks.
 
     Attributes:
@@ -47,12 +47,12 @@ class Ranks:
         if self.world_size == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64, device=self.device)
-        with self.talking():
+        with self.collective_errors():
             dist.all_reduce(summed)
         return [float(value) for value in summed.tolist()]
 
     @contextmanager
-    def talking(self) -> Iterator[None]:
+    def collective_errors(self) -> Iterator[None]:
         """For what waits for other ranks: when one of them is gone, it ends in a sentence.
 
         Raises:
@@ -61,29 +61,29 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not _is_of_ranks(error):
+            if not _is_collective_error(error):
                 raise
             raise TrainError(
                 f"Rank {self.rank} waited for the others in vain: one of them stopped, and its own "
                 f"message says why ({str(error).splitlines()[0]})."
             ) from error
 
-    def gathered(self, said: bytes) -> list[bytes]:
+    def all_gather_bytes(self, said: bytes) -> list[bytes]:
         """What every rank said, in the order of the ranks, the same on every rank."""
         if self.world_size == 1:
             return [said]
         sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
         sizes[self.rank] = len(said)
-        with self.talking():
+        with self.collective_errors():
             dist.all_reduce(sizes)
         mine = torch.zeros(int(sizes.max()), dtype=torch.uint8)
         mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         heard = [torch.zeros_like(mine, device=self.device) for _ in range(self.world_size)]
-        with self.talking():
+        with self.collective_errors():
             dist.all_gather(heard, mine.to(self.device))
         return [bytes(one.tolist()[:size]) for one, size in zip(heard, sizes.tolist(), strict=True)]
 
-    def of_first(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, said: bytes) -> bytes:
         """What the first rank said, on every rank; the others say anything."""
         if self.world_size == 1:
             return said
@@ -92,7 +92,7 @@ class Ranks:
         if self.first:
             heard = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         heard = heard.to(self.device)
-        with self.talking():
+        with self.collective_errors():
             dist.broadcast(heard, 0)
         return heard.cpu().numpy().tobytes()
 
@@ -100,7 +100,7 @@ class Ranks:
         """Return when every rank has come here."""
         self.total(0.0)
 
-    def patiently(self, work: Callable[[], object] | None) -> None:
+    def run_exclusively(self, work: Callable[[], object] | None) -> None:
         """Do what some ranks have to do alone; all wait for each other, however long it takes.
 
         Args:
@@ -113,35 +113,35 @@ class Ranks:
             if work is not None:
                 work()
             return
-        with self.talking():
+        with self.collective_errors():
             # What ranks say to each other elsewhere ends after minutes, lest one that hangs goes unseen.
-            group = dist.new_group(backend="gloo", timeout=_LONG)
+            group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
         if work is not None:
             work()
-        with self.talking():
+        with self.collective_errors():
             dist.barrier(group)
 
-    def path_of_first_neighbour(self, path: str) -> str:
+    def broadcast_local_path(self, path: str) -> str:
         """What the first rank of this machine gave as ``path``; the others give anything."""
         if self.world_size == 1:
             return path
-        said = torch.zeros(_PATH_BYTES, dtype=torch.uint8)
+        said = torch.zeros(_MAX_PATH_BYTES, dtype=torch.uint8)
         spelled = os.fsencode(path)
         said[: len(spelled)] = torch.tensor(list(spelled), dtype=torch.uint8)
         heard = [torch.zeros_like(said, device=self.device) for _ in range(self.world_size)]
-        with self.talking():
+        with self.collective_errors():
             dist.all_gather(heard, said.to(self.device))
         letters = bytes(heard[self.rank - self.local_rank].tolist())
         return os.fsdecode(letters.rstrip(b"\0"))
 
 
-def differing(said: Sequence[str]) -> str | None:
+def find_differing_rank(said: Sequence[str]) -> str | None:
     """Who says something else than the first rank, and what; None where all say the same."""
     other = next((rank for rank, one in enumerate(said) if one != said[0]), None)
     return None if other is None else f"rank 0 has {said[0]}, rank {other} has {said[other]}"
 
 
-def _is_of_ranks(error: RuntimeError) -> bool:
+def _is_collective_error(error: RuntimeError) -> bool:
     """Whether a collective failed; gloo has no exception of its own."""
     if isinstance(error, BatchloomError):
         return False
@@ -175,9 +175,9 @@ def choose_device(name: str, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def joined_ranks(
+def join_ranks(
     device: str, *, alone: bool = False, say: Callable[[str], None] | None = None
-) -> Iterator[Ranks]:
+) -> Iterator[RankGroup]:
     """Join the ranks that torchrun started, or be rank 0 of 1; leave them at the end.
 
     Ranks that have joined already, as Ray Train and scripts of one's own do, stay together.
@@ -193,30 +193,30 @@ def joined_ranks(
             ranks cannot be reached.
     """
     if alone:
-        yield Ranks(0, 1, 0, choose_device(device, 0))
+        yield RankGroup(0, 1, 0, choose_device(device, 0))
         return
     if dist.is_initialized():
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         chosen = choose_device(device, local_rank)
-        yield Ranks(dist.get_rank(), dist.get_world_size(), local_rank, chosen)
+        yield RankGroup(dist.get_rank(), dist.get_world_size(), local_rank, chosen)
         return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     if "RANK" in missing and "WORLD_SIZE" in missing:
-        yield Ranks(0, 1, 0, choose_device(device, 0))
+        yield RankGroup(0, 1, 0, choose_device(device, 0))
         return
     if missing:
         raise TrainError(
             f"The environment sets some of torchrun's variables but not {', '.join(missing)}. "
             "Start with torchrun --nproc-per-node N, or unset RANK and WORLD_SIZE."
         )
-    rank, world_size, local_rank = _numbers(names[:3])
+    rank, world_size, local_rank = _read_rank_variables(names[:3])
     chosen = choose_device(device, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        with _ended_by_signals():
+        with _exit_on_signals():
             if say is not None and world_size > 1:
                 say(f"rank {rank} of {world_size} waits for the others at {place}")
             dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
@@ -226,18 +226,18 @@ def joined_ranks(
             "ranks with torchrun, and see that this address can be reached."
         ) from error
     try:
-        ranks = Ranks(rank, world_size, local_rank, chosen)
+        ranks = RankGroup(rank, world_size, local_rank, chosen)
         yield ranks
-        with ranks.talking():
+        with ranks.collective_errors():
             last = dist.barrier(async_op=True)
-            _LAST_WORK.append(last)
+            _RETAINED_WORK.append(last)
             last.wait()
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _exit_on_signals() -> Iterator[None]:
     """Have Ctrl-C and a polite kill end the process at once: torch waits in native code, where no handler runs."""
     asked = (signal.SIGINT, signal.SIGTERM)
     here = threading.current_thread() is threading.main_thread()
@@ -253,7 +253,7 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _numbers(names: tuple[str, ...]) -> tuple[int, int, int]:
+def _read_rank_variables(names: tuple[str, ...]) -> tuple[int, int, int]:
     """Rank, world size and local rank from these variables, each a place that exists."""
     said = {name: os.environ[name] for name in names}
     if all(value.isdecimal() and len(value) < 10 for value in said.values()):

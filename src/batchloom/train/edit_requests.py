@@ -24,40 +24,40 @@ from batchloom.core.errors import (
     StateError,
     TrainError,
 )
-from batchloom.core.settings import to_plain, whole
-from batchloom.core.wording import counted
-from batchloom.train.checkpoint import check_journal, sync, write_json
-from batchloom.train.data import mixture_lines
-from batchloom.train.distributed import differing
-from batchloom.train.json_files import MOST_OF_RUN, read_object
-from batchloom.train.run import Run, check_edited
+from batchloom.core.settings import as_int, to_plain
+from batchloom.core.wording import format_count
+from batchloom.train.checkpoint import check_journal, fsync_path, write_json
+from batchloom.train.data import describe_mixture
+from batchloom.train.distributed import find_differing_rank
+from batchloom.train.json_files import MAX_RUN_FILE_BYTES, read_json_object
+from batchloom.train.run import TrainRun, check_edited_plan
 
-_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
+_REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
 # Ends the name of a request whose answer is being written.
-_CLAIMED = ".claimed"
+_CLAIMED_SUFFIX = ".claimed"
 # What the journal has of an edit beside its fields.
-_BESIDE = ("added", "fingerprint")
-_POLL = 0.1
+_JOURNAL_KEYS = ("added", "fingerprint")
+_POLL_SECONDS = 0.1
 
 # The file of a request, and what is in it.
-Request = tuple[Path, dict[str, Any]]
+EditRequest = tuple[Path, dict[str, Any]]
 
 
-def _names(folder: Path) -> list[str]:
+def _list_request_names(folder: Path) -> list[str]:
     """Names of the requests in a folder, in the order they were made."""
     try:
-        return sorted(one.name for one in folder.iterdir() if _NAME.fullmatch(one.name))
+        return sorted(one.name for one in folder.iterdir() if _REQUEST_NAME.fullmatch(one.name))
     except FileNotFoundError:
         return []
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_request(path: Path) -> dict[str, Any]:
     """What a request's file holds; of one that is none its ``fault``, of one that is not there ``gone``, too."""
     fault, gone = "", False
     # It may be claimed, and answered, between two looks.
-    for one in (path, _claimed(path), path):
+    for one in (path, _claimed_path(path), path):
         try:
-            found = read_object(one, MOST_OF_RUN)
+            found = read_json_object(one, MAX_RUN_FILE_BYTES)
         except ValueError as error:
             fault, gone = f"{one} {error}", isinstance(error.__cause__, FileNotFoundError)
             if gone:
@@ -70,28 +70,28 @@ def _read(path: Path) -> dict[str, Any]:
 def _is_request(found: dict[str, Any]) -> bool:
     taken = found.get("taken", {})
     edit = found.get("edit", taken or None)
-    numbered = whole(found.get("number", 0)) is not None
+    numbered = as_int(found.get("number", 0)) is not None
     return isinstance(edit, dict) and isinstance(taken, dict) and numbered
 
 
-def _claimed(path: Path) -> Path:
+def _claimed_path(path: Path) -> Path:
     """Where a request lies while it is answered."""
-    return path.with_name(path.name + _CLAIMED)
+    return path.with_name(path.name + _CLAIMED_SUFFIX)
 
 
-def settle(folder: Path) -> None:
+def restore_claimed_requests(folder: Path) -> None:
     """Have requests by their names again that a run was answering when it died; for who holds the run.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    with _writing(folder):
-        for claimed in folder.glob(f"*{_CLAIMED}"):
+    with _writing_request(folder):
+        for claimed in folder.glob(f"*{_CLAIMED_SUFFIX}"):
             claimed.rename(claimed.with_suffix(""))
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing_request(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -100,7 +100,9 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def waiting(folder: Path, journal: Collection[str], read: Collection[str] = ()) -> list[Request]:
+def list_pending_requests(
+    folder: Path, journal: Collection[str], read: Collection[str] = ()
+) -> list[EditRequest]:
     """The requests that a run has to answer, or to take up again, in the order it does that.
 
     Args:
@@ -108,22 +110,28 @@ def waiting(folder: Path, journal: Collection[str], read: Collection[str] = ()) 
         journal: fingerprints of the run's edits: what they name was taken up.
         read: names of those that need not be looked at.
     """
-    found = [(folder / name, _read(folder / name)) for name in _names(folder) if name not in read]
+    found = [
+        (folder / name, _read_request(folder / name))
+        for name in _list_request_names(folder)
+        if name not in read
+    ]
     left = [
         (path, held)
         for path, held in found
-        if not held.keys() & {"refused", "gone"} and _taken_as(held) not in journal
+        if not held.keys() & {"refused", "gone"} and _get_applied_fingerprint(held) not in journal
     ]
     # What was taken goes first, in the order it was.
-    return sorted(left, key=lambda one: (_taken_as(one[1]) == "", one[1].get("number", 0)))
+    return sorted(
+        left, key=lambda one: (_get_applied_fingerprint(one[1]) == "", one[1].get("number", 0))
+    )
 
 
-def _taken_as(held: dict[str, Any]) -> str:
+def _get_applied_fingerprint(held: dict[str, Any]) -> str:
     """The fingerprint of the plan that a run had after it took a request; empty where none did."""
     return str(held["taken"].get("fingerprint")) if "taken" in held else ""
 
 
-def hand_over(
+def submit_edit(
     folder: Path, edit: Edit, patience: float, ended: Callable[[], bool]
 ) -> dict[str, Any] | None:
     """Give an edit to a run that trains, and wait for its answer.
@@ -144,13 +152,13 @@ def hand_over(
         TrainError: no answer came; the request stays.
         OutputError: the folder cannot be written.
     """
-    path = _ask(folder, edit)
+    path = _write_request(folder, edit)
     until = time.monotonic() + patience
     while True:
         over = ended()
         if over:
-            settle(folder)
-        held = _read(path)
+            restore_claimed_requests(folder)
+        held = _read_request(path)
         if "taken" in held:
             return held
         if "gone" in held:
@@ -170,18 +178,18 @@ def hand_over(
                 f"The run gave no answer within {patience:g} s; it looks for edits between steps. The request stays in "
                 f"{path}, which will have the answer; delete it to withdraw the edit, or it is taken up later."
             )
-        time.sleep(_POLL)
+        time.sleep(_POLL_SECONDS)
 
 
-def _ask(folder: Path, edit: Edit) -> Path:
+def _write_request(folder: Path, edit: Edit) -> Path:
     plain = to_plain(edit)
     check_journal([plain])
-    for path, held in waiting(folder, ()):
+    for path, held in list_pending_requests(folder, ()):
         if held.get("edit") == plain and "taken" not in held:
             raise StateError(
                 f"The same edit waits for the run already, in {path}. Wait for the answer there, or delete it."
             )
-    names = _names(folder)
+    names = _list_request_names(folder)
     number = 1 + (int(names[-1].split("-")[0]) if names else 0)
     try:
         folder.mkdir(exist_ok=True)
@@ -189,7 +197,7 @@ def _ask(folder: Path, edit: Edit) -> Path:
         with tempfile.NamedTemporaryFile(prefix=f"{number:06d}-", dir=folder) as name:
             path = Path(f"{name.name}.json")
             write_json(path, {"edit": plain})
-        sync(folder)
+        fsync_path(folder)
     except OSError as error:
         raise OutputError(
             f"{folder} cannot be written: {error.strerror}. The run was not asked; make room, or mend the folder."
@@ -198,7 +206,7 @@ def _ask(folder: Path, edit: Edit) -> Path:
 
 
 @final
-class Inbox:
+class EditInbox:
     """The requests of a run, as its first rank sees them.
 
     Args:
@@ -209,7 +217,7 @@ class Inbox:
         self._folder, self._read = folder, set[str]()
         self._begun = False
 
-    def take(self, run: Run) -> list[Request]:
+    def take(self, run: TrainRun) -> list[EditRequest]:
         """What came since the last look.
 
         Raises:
@@ -218,13 +226,13 @@ class Inbox:
         """
         first, self._begun = not self._begun, True
         if first:
-            settle(self._folder)
-        new = [name for name in _names(self._folder) if name not in self._read]
+            restore_claimed_requests(self._folder)
+        new = [name for name in _list_request_names(self._folder) if name not in self._read]
         if not new:
             return []
         plan = run.loader.plan
         journal = set() if run.loader.streamed else {one["fingerprint"] for one in plan.journal}
-        found = waiting(self._folder, journal, self._read)
+        found = list_pending_requests(self._folder, journal, self._read)
         self._read.update(new)
         for fault in (held["fault"] for _, held in found if "fault" in held):
             if first:
@@ -236,7 +244,7 @@ class Inbox:
         return [one for one in found if "fault" not in one[1]]
 
 
-def take_up(run: Run, inbox: Inbox, step: int) -> bool:
+def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
     """Take up what the first rank was asked for, on all ranks at once; all come here between the same steps.
 
     Returns:
@@ -249,63 +257,69 @@ def take_up(run: Run, inbox: Inbox, step: int) -> bool:
     found = inbox.take(run) if run.ranks.first else []
     if not run.ranks.total(float(len(found)))[0]:
         return False
-    told, took = [(str(path), _edit_in(held), _taken_as(held)) for path, held in found], False
-    for name, plain, before in json.loads(run.ranks.of_first(json.dumps(told).encode())):
+    told, took = (
+        [
+            (str(path), _get_edit_fields(held), _get_applied_fingerprint(held))
+            for path, held in found
+        ],
+        False,
+    )
+    for name, plain, before in json.loads(run.ranks.broadcast_bytes(json.dumps(told).encode())):
         path = Path(name)
-        refused = _refused(run, plain, path.name)
+        refused = _find_refusal(run, plain, path.name)
         if before and refused is not None:
             raise TrainError(
                 f"The run took the edit in {path} before it was stopped, and cannot take it again: {refused} Go on "
                 "with what it was stopped with; or delete that file to go on without the edit."
             )
-        if not run.ranks.total(float(run.ranks.first and _claim(path)))[0]:
+        if not run.ranks.total(float(run.ranks.first and _claim_request(path)))[0]:
             run.log.say(f"edit   {path.name} was deleted: it is withdrawn")
         elif refused is None:
-            _take(run, path, plain, step)
+            _apply_edit(run, path, plain, step)
             took = True
         else:
             if run.ranks.first:
-                _answer(path, {"edit": plain, "refused": refused})
+                _answer_request(path, {"edit": plain, "refused": refused})
             run.log.say(f"edit   {path.name} is refused: {refused}")
     return took
 
 
-def _edit_in(held: dict[str, Any]) -> Any:
+def _get_edit_fields(held: dict[str, Any]) -> Any:
     """The fields of the edit of a request; one that was taken has them as its journal does."""
     if "edit" in held:
         return held["edit"]
-    return {name: value for name, value in held["taken"].items() if name not in _BESIDE}
+    return {name: value for name, value in held["taken"].items() if name not in _JOURNAL_KEYS}
 
 
-def _claim(path: Path) -> bool:
+def _claim_request(path: Path) -> bool:
     """Make sure that a request is still there, and that nobody withdraws it before it is answered."""
-    with _writing(path):
+    with _writing_request(path):
         try:
-            path.rename(_claimed(path))
+            path.rename(_claimed_path(path))
         except FileNotFoundError:
             return False
     return True
 
 
-def _refused(run: Run, plain: dict[str, Any], name: str) -> str | None:
+def _find_refusal(run: TrainRun, plain: dict[str, Any], name: str) -> str | None:
     """Why an edit cannot be, on any rank; None where all can take it.
 
     Raises:
         TrainError: they would have different orders.
     """
     try:
-        plan = run.loader.edited(_edit_of(plain))
-        check_edited(run, plan)
+        plan = run.loader.edited(_parse_edit(plain))
+        check_edited_plan(run, plan)
         check_journal(plan.journal)
         mine = {"fingerprint": plan.fingerprint}
     except BatchloomError as error:
         mine = {"refused": str(error)}
-    verdicts = [json.loads(one) for one in run.ranks.gathered(json.dumps(mine).encode())]
+    verdicts = [json.loads(one) for one in run.ranks.all_gather_bytes(json.dumps(mine).encode())]
     for rank, verdict in enumerate(verdicts):
         if "refused" in verdict:
             alike = all(one == verdict for one in verdicts)
             return str(verdict["refused"]) if alike else f"Rank {rank}: {verdict['refused']}"
-    other = differing([verdict["fingerprint"] for verdict in verdicts])
+    other = find_differing_rank([verdict["fingerprint"] for verdict in verdicts])
     if other is not None:
         raise TrainError(
             f"With the edit in {name} the ranks would have different orders: {other}. It was not taken. Give every "
@@ -314,37 +328,37 @@ def _refused(run: Run, plain: dict[str, Any], name: str) -> str | None:
     return None
 
 
-def _edit_of(plain: dict[str, Any]) -> Edit:
+def _parse_edit(plain: dict[str, Any]) -> Edit:
     try:
         return Edit(**plain)
     except TypeError as error:
         raise SettingsError([f"edit: {error}; batchloom edit writes one"]) from error
 
 
-def _take(run: Run, path: Path, plain: dict[str, Any], step: int) -> None:
+def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> None:
     """Go on by an edit that all ranks can take, and say so."""
-    loader, edit = run.loader, _edit_of(plain)
+    loader, edit = run.loader, _parse_edit(plain)
     if not run.ranks.first:
         loader.edit(edit)
         return
     steps = max(run.settings.steps, edit.step + 1)
-    before = mixture_lines(loader.plan, steps)
+    before = describe_mixture(loader.plan, steps)
     loader.edit(edit)
-    journal, after = loader.plan.journal, mixture_lines(loader.plan, steps)
+    journal, after = loader.plan.journal, describe_mixture(loader.plan, steps)
     # No step was made by it yet: a run that ends before the answer is whole has not taken it.
     answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
-    _answer(path, answer)
+    _answer_request(path, answer)
     run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
-    run.log.say(f"edit   {path.name} is taken, and holds after {counted(edit.step, 'step')}")
+    run.log.say(f"edit   {path.name} is taken, and holds after {format_count(edit.step, 'step')}")
     for line in after:
         if line not in before:
             run.log.say(line)
 
 
-def _answer(path: Path, held: dict[str, Any]) -> None:
+def _answer_request(path: Path, held: dict[str, Any]) -> None:
     """Answer a request that was claimed, and have it by its name again."""
-    claimed = _claimed(path)
-    with _writing(path):
+    claimed = _claimed_path(path)
+    with _writing_request(path):
         write_json(claimed, held)
         claimed.rename(path)
-        sync(path.parent)
+        fsync_path(path.parent)

@@ -17,20 +17,20 @@ from batchloom import Edit
 from batchloom.adapters.agreement import require_agreement
 from batchloom.batches.loading import is_replicated
 from batchloom.core.errors import TrainError
-from batchloom.core.settings import whole
-from batchloom.core.wording import counted
-from batchloom.train.distributed import Ranks, joined_ranks
-from batchloom.train.loop import is_due, save, train
-from batchloom.train.run import Run, set_up
+from batchloom.core.settings import as_int
+from batchloom.core.wording import format_count
+from batchloom.train.distributed import RankGroup, join_ranks
+from batchloom.train.loop import is_due, save_run_checkpoint, train
+from batchloom.train.run import TrainRun, set_up_run
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.run_generation import begun_on
-from batchloom.train.start_checks import require_packages
-from batchloom.train.train_log import RunLog, Say
-from batchloom.train.train_settings import TrainSettings, named_config, settings_from
-from batchloom.train.worker_config import HUGGINGFACE, MODEL_SIZES, Leave, WorkerConfig
+from batchloom.train.run_generation import find_initial_generation
+from batchloom.train.start_checks import require_train_packages
+from batchloom.train.train_log import PrintLine, RunLog
+from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
+from batchloom.train.worker_config import HUGGINGFACE_TYPE, MODEL_SIZES, LeaveEvent, WorkerConfig
 
 # Where nodes keep the same data, or are called, may differ.
-_OWN = ("worker_id", "dataset_name", "out", "device")
+_WORKER_SETTINGS = ("worker_id", "dataset_name", "out", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class WorkerReport:
 
 
 def run_worker(
-    config: WorkerConfig, say: Say, leave: Leave | None = None, *, alone: bool = False
+    config: WorkerConfig, say: PrintLine, leave: LeaveEvent | None = None, *, alone: bool = False
 ) -> WorkerReport:
     """Be one worker until the run is done, or somebody leaves it.
 
@@ -77,22 +77,24 @@ def run_worker(
         TrainError: workers were asked for different things, or one of them stopped.
         BatchloomError: whatever prepare, the loader or the loop finds wrong.
     """
-    require_packages()
-    folder = RunFolder(config.out, prepares=config.dataset_type == HUGGINGFACE)
-    with joined_ranks(config.device, alone=alone, say=say) as ranks:
-        _refuse_unlike(config, ranks)
+    require_train_packages()
+    folder = RunFolder(config.out, prepares=config.dataset_type == HUGGINGFACE_TYPE)
+    with join_ranks(config.device, alone=alone, say=say) as ranks:
+        _check_same_settings(config, ranks)
         # One of them looks: another may be late, and see what the first has begun meanwhile.
         begun = bool(ranks.total(float(ranks.first and folder.begun))[0])
         log = RunLog(folder.log if ranks.first else None, say)
-        data = _data(config, folder, ranks, log, begun=begun)
-        settings = _settings(config, ranks, _first_batch(folder) if begun else None)
-        generation = begun_on(data, folder, ranks, {}) if begun else None
-        run = set_up(data, settings, folder, ranks, log, opened={"generation": generation})
+        data = _prepare_run_data(config, folder, ranks, log, begun=begun)
+        settings = _make_train_settings(
+            config, ranks, _read_initial_batch_size(folder) if begun else None
+        )
+        generation = find_initial_generation(data, folder, ranks, {}) if begun else None
+        run = set_up_run(data, settings, folder, ranks, log, opened={"generation": generation})
         require_agreement(run.loader)
-        stay = _Stay(config, run, say, leave or Leave())
+        stay = _WorkerSession(config, run, say, leave or LeaveEvent())
         try:
             train(run, resume=begun, between=stay.between)
-        except _Left:
+        except _WorkersStopped:
             log.say(
                 f"A worker leaves: step {stay.step} of {config.num_steps} is saved, and the same command goes on."
             )
@@ -100,12 +102,12 @@ def run_worker(
 
 
 @final
-class _Left(Exception):  # noqa: N818 - it is no error
+class _WorkersStopped(Exception):  # noqa: N818 - it is no error
     """All workers stop here, since one was asked to."""
 
 
 @final
-class _Stay:
+class _WorkerSession:
     """What a worker does from joining to leaving, seen between its steps.
 
     Args:
@@ -115,7 +117,9 @@ class _Stay:
         leave: whether it was asked to leave.
     """
 
-    def __init__(self, config: WorkerConfig, run: Run, say: Say, leave: Leave) -> None:
+    def __init__(
+        self, config: WorkerConfig, run: TrainRun, say: PrintLine, leave: LeaveEvent
+    ) -> None:
         self._config, self._run, self._say, self._leave = config, run, say, leave
         self._name = f"worker {config.worker_id} (rank {run.ranks.rank} of {run.ranks.world_size})"
         self._first: int | None = None
@@ -136,8 +140,8 @@ class _Stay:
         self._seconds = time.perf_counter() - self._began
         if step < run.settings.steps and run.ranks.total(float(self._leave.is_set()))[0]:
             if not is_due(step, run.settings.save_interval):
-                save(run, step)
-            raise _Left
+                save_run_checkpoint(run, step)
+            raise _WorkersStopped
 
     def _join(self, step: int) -> None:
         """Have steps of as many rows as the workers there are now take, and say so."""
@@ -145,7 +149,9 @@ class _Stay:
         loader, size = run.loader, rows * workers
         before = loader.plan.spec_at(step).global_batch_size
         if before != size and step < run.settings.steps:
-            loader.edit(Edit(step=step, global_batch_size=size, note=counted(workers, "worker")))
+            loader.edit(
+                Edit(step=step, global_batch_size=size, note=format_count(workers, "worker"))
+            )
             run.log.say(
                 f"workers  there are {workers} now: from step {step + 1} on a step has {size} sequences, not {before}"
             )
@@ -156,7 +162,7 @@ class _Stay:
         share = "the same as each other" if is_replicated(loader.store) else "no other has them"
         self._say(
             f"{self._name}  {rows} sequences of each step ({share}); effective global batch {size} = {rows} local x "
-            f"{counted(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  {loader.origin}"
+            f"{format_count(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  {loader.origin}"
         )
 
     def end(self) -> WorkerReport:
@@ -169,26 +175,26 @@ class _Stay:
             *(ranks.rank, ranks.world_size, first, self.step),
             *(self._tokens, seconds, finished),
         )
-        origin, steps = self._run.loader.origin, counted(self.step - first, "step")
+        origin, steps = self._run.loader.origin, format_count(self.step - first, "step")
         self._say(
             f"{self._name}  {steps}, {made.tokens:,} tokens, {made.tokens_per_s:,.0f} tok/s  {origin}"
         )
         together = ranks.total(float(made.tokens))[0]
         self._run.log.say(
-            f"all {counted(ranks.world_size, 'worker')}  {together:,.0f} tokens, "
+            f"all {format_count(ranks.world_size, 'worker')}  {together:,.0f} tokens, "
             f"{together / max(seconds, 1e-9):,.0f} tok/s"
         )
         return made
 
 
-def _refuse_unlike(config: WorkerConfig, ranks: Ranks) -> None:
+def _check_same_settings(config: WorkerConfig, ranks: RankGroup) -> None:
     """Refuse workers that were asked for different things, before they wait for each other in vain.
 
     Raises:
         TrainError: names each setting, and whose it is.
     """
-    mine = {name: value for name, value in asdict(config).items() if name not in _OWN}
-    said = [json.loads(one) for one in ranks.gathered(json.dumps(mine).encode())]
+    mine = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}
+    said = [json.loads(one) for one in ranks.all_gather_bytes(json.dumps(mine).encode())]
     for rank, other in enumerate(said):
         unlike = [
             f"{name} is {said[0][name]!r} on rank 0 and {other[name]!r} on rank {rank}"
@@ -202,11 +208,11 @@ def _refuse_unlike(config: WorkerConfig, ranks: Ranks) -> None:
             )
 
 
-def _data(
-    config: WorkerConfig, folder: RunFolder, ranks: Ranks, log: RunLog, *, begun: bool
+def _prepare_run_data(
+    config: WorkerConfig, folder: RunFolder, ranks: RankGroup, log: RunLog, *, begun: bool
 ) -> Path | str:
     """The store of a run; that of a data set of the Hub is prepared in its folder, once."""
-    if config.dataset_type != HUGGINGFACE:
+    if config.dataset_type != HUGGINGFACE_TYPE:
         return config.place
     # A run that goes on needs no network.
     if not begun:
@@ -215,23 +221,25 @@ def _data(
             log.say(f"input  {config.place} is prepared in {folder.data}")
             batchloom.prepare(config.place, out=folder.data, tokenizer=config.tokenizer_name)
 
-        ranks.patiently(prepare if ranks.first else None)
+        ranks.run_exclusively(prepare if ranks.first else None)
     return folder.data
 
 
-def _first_batch(folder: RunFolder) -> int:
+def _read_initial_batch_size(folder: RunFolder) -> int:
     """The sequences of a step that a run was begun with.
 
     Raises:
         StateError: ``run.json`` is damaged.
     """
-    value = whole(folder.read().get("global_batch_size"))
+    value = as_int(folder.read().get("global_batch_size"))
     if value is None:
         raise folder.damaged("names no global_batch_size")
     return value
 
 
-def _settings(config: WorkerConfig, ranks: Ranks, first_batch: int | None) -> TrainSettings:
+def _make_train_settings(
+    config: WorkerConfig, ranks: RankGroup, first_batch: int | None
+) -> TrainSettings:
     """The settings of the reference trainer.
 
     Args:
@@ -250,4 +258,4 @@ def _settings(config: WorkerConfig, ranks: Ranks, first_batch: int | None) -> Tr
         "eval_interval": 0,
         "save_interval": config.save_interval,
     }
-    return settings_from(named_config(MODEL_SIZES[config.model_size]), changes)
+    return make_settings(load_named_config(MODEL_SIZES[config.model_size]), changes)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 # Settings are a few kilobytes.
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 # What a run writes names the stores of a mixture, and the documents that edits ban.
-MOST_OF_RUN = 1 << 28
+MAX_RUN_FILE_BYTES = 1 << 28
 
 
-def read_object(path: Path, most: int = _MOST_BYTES) -> dict[str, Any]:
+def read_json_object(path: Path, most: int = _MAX_BYTES) -> dict[str, Any]:
     """The JSON object in a file.
 
     Args:
@@ -34,14 +34,14 @@ def read_object(path: Path, most: int = _MOST_BYTES) -> dict[str, Any]:
         raise ValueError("is not there") from error
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
-    return parse_object(content)
+    return parse_json_object(content)
 
 
-def parse_object(content: bytes) -> dict[str, Any]:
+def parse_json_object(content: bytes) -> dict[str, Any]:
     """The JSON object that bytes spell.
 
     Raises:
-        ValueError: they spell none; see :func:`read_object`.
+        ValueError: they spell none; see :func:`read_json_object`.
     """
     try:
         found = json.loads(content.decode("utf-8"))

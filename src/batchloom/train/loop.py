@@ -21,17 +21,28 @@ from torch.nn.parallel import DistributedDataParallel
 from batchloom import Loader, Store
 from batchloom.batches import Batch, Meter
 from batchloom.core.errors import TrainError
-from batchloom.train.checkpoint import all_finite, step_of
-from batchloom.train.data import end_keeping, given_of, streamed, whole_state, write_processor
-from batchloom.train.edit_requests import Inbox, take_up
-from batchloom.train.model import IGNORED, Pretrained, copy_tokenizer, memory_explained
-from batchloom.train.model_build import Model
-from batchloom.train.run import Run, open_folder
-from batchloom.train.train_log import draw_curve
+from batchloom.train.checkpoint import has_only_finite, read_checkpoint_step
+from batchloom.train.data import (
+    as_stream,
+    finish_stream_store,
+    make_model_inputs,
+    merge_loader_state,
+    write_processor_files,
+)
+from batchloom.train.edit_requests import EditInbox, apply_pending_edits
+from batchloom.train.model import (
+    IGNORED_LABEL,
+    PretrainedModel,
+    copy_tokenizer,
+    explain_memory_errors,
+)
+from batchloom.train.model_build import TrainableModel
+from batchloom.train.run import TrainRun, open_run_folder
+from batchloom.train.train_log import draw_loss_curve
 from batchloom.train.train_settings import OptimSettings, PretrainedSettings
 
 
-class Learned(NamedTuple):
+class StepResult(NamedTuple):
     """What a step came to: nats a trained token, the gradient's norm, trained tokens."""
 
     loss: float
@@ -40,7 +51,7 @@ class Learned(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainResult:
     """How a run ended.
 
     Attributes:
@@ -51,16 +62,16 @@ class Outcome:
 
     step: int
     val_loss: float | None
-    model: Model
+    model: TrainableModel
 
 
 def train(
-    run: Run,
+    run: TrainRun,
     *,
     resume: bool = False,
     stop_at: int | None = None,
     between: Callable[[int], None] = lambda _: None,
-) -> Outcome:
+) -> TrainResult:
     """Do the steps of a run.
 
     Args:
@@ -78,75 +89,77 @@ def train(
         OutputError: the folder cannot be written.
     """
     with run.folder.held() if run.ranks.first else nullcontext():
-        return _train(run, resume=resume, stop_at=stop_at, between=between)
+        return _run_steps(run, resume=resume, stop_at=stop_at, between=between)
 
 
-def _train(
-    run: Run, *, resume: bool, stop_at: int | None, between: Callable[[int], None]
-) -> Outcome:
+def _run_steps(
+    run: TrainRun, *, resume: bool, stop_at: int | None, between: Callable[[int], None]
+) -> TrainResult:
     """The steps of a run in a folder that is ours."""
     settings, log = run.settings, run.log
-    done = open_folder(run, resume=resume)
-    inbox = Inbox(run.folder.edits)
+    done = open_run_folder(run, resume=resume)
+    inbox = EditInbox(run.folder.edits)
     # Edits that the newest checkpoint does not know of: before any step is made without them.
-    edited = run.loader.state_dict() if take_up(run, inbox, done) else None
+    edited = run.loader.state_dict() if apply_pending_edits(run, inbox, done) else None
     last = min(settings.steps, stop_at or settings.steps)
-    val_loss, parameters = None, parameters_of(run)
+    val_loss, parameters = None, count_parameters(run)
     if done >= last:
         log.say(
             f"Step {done} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets how many."
         )
     step, meter = done, Meter(run.loader, exchange=False)
     between(done)
-    for batch in next_batches(run, meter, max(0, last - done)):
+    for batch in iter_next_batches(run, meter, max(0, last - done)):
         step = batch.step + 1
-        lr = learning_rate(step, settings.steps, settings.optim)
-        check_ids(run, run.store, batch)
-        with memory_explained(settings, parameters):
-            loss, norm, trained = learn(run, batch, lr)
+        lr = compute_learning_rate(step, settings.steps, settings.optim)
+        check_batch_ids(run, run.store, batch)
+        with explain_memory_errors(settings, parameters):
+            loss, norm, trained = run_optimizer_step(run, batch, lr)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
-            raise TrainError(diverged(run, step, fact))
+            raise TrainError(describe_divergence(run, step, fact))
         meter.step(batch.step, trained=trained)
-        tell_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
-        take_up(run, inbox, step)
+        log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
+        apply_pending_edits(run, inbox, step)
         if step == last or is_due(step, settings.eval_interval):
-            val_loss = look_at_val(run, step)
+            val_loss = evaluate_val_loss(run, step)
         if step == last or is_due(step, settings.save_interval):
-            save(run, step)
+            save_run_checkpoint(run, step)
         between(step)
     if done < step < last:
         log.say(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
         if not is_due(step, settings.eval_interval):
-            val_loss = look_at_val(run, step)
+            val_loss = evaluate_val_loss(run, step)
         if not is_due(step, settings.save_interval):
-            save(run, step)
+            save_run_checkpoint(run, step)
     if run.ranks.first:
-        leave_files(run, edited if step == done else None)
+        write_run_outputs(run, edited if step == done else None)
     log.say(f"Loss curve: {run.folder.curve}")
-    if (stream := streamed(run.store)) is not None and run.settings.steps == max(done, last):
-        run.ranks.patiently((lambda: end_keeping(stream, log.say)) if run.ranks.first else None)
-    return Outcome(step if done < last else max(done, last), val_loss, run.model)
+    if (stream := as_stream(run.store)) is not None and run.settings.steps == max(done, last):
+        run.ranks.run_exclusively(
+            (lambda: finish_stream_store(stream, log.say)) if run.ranks.first else None
+        )
+    return TrainResult(step if done < last else max(done, last), val_loss, run.model)
 
 
-def next_batches(run: Run, meter: Meter, count: int) -> Iterator[Batch]:
+def iter_next_batches(run: TrainRun, meter: Meter, count: int) -> Iterator[Batch]:
     """The next ``count`` batches, or all there are."""
-    batches, parameters = islice(meter.over(), count), parameters_of(run)
+    batches, parameters = islice(meter.over(), count), count_parameters(run)
     while True:
         # On a GPU a batch takes room beside the model.
-        with memory_explained(run.settings, parameters):
+        with explain_memory_errors(run.settings, parameters):
             batch = next(batches, None)
         if batch is None:
             return
         yield batch
 
 
-def parameters_of(run: Run) -> int:
+def count_parameters(run: TrainRun) -> int:
     """Numbers the model of a run learns; shared ones count once."""
     return sum(weight.numel() for weight in run.model.parameters())
 
 
-def check_ids(run: Run, store: Store, batch: Batch) -> None:
+def check_batch_ids(run: TrainRun, store: Store, batch: Batch) -> None:
     """Refuse ids the model has no row for: a look-up would end in a traceback, or in a dead GPU.
 
     Raises:
@@ -170,7 +183,7 @@ def check_ids(run: Run, store: Store, batch: Batch) -> None:
     )
 
 
-def learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
+def compute_learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
     """The learning rate of a step (1 is the first): linear warm-up, then half a cosine."""
     if step <= optim.warmup_steps:
         return optim.lr * step / optim.warmup_steps
@@ -179,18 +192,18 @@ def learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
     return optim.lr * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * way)))
 
 
-def learn(run: Run, batch: Batch, lr: float) -> Learned:
+def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
     """One optimizer step; the weights stay as they are when loss or norm is not finite."""
-    counted = run.ranks.total(float((batch["labels"] != IGNORED).sum()))[0]
+    counted = run.ranks.total(float((batch["labels"] != IGNORED_LABEL).sum()))[0]
     trained = max(1.0, counted)
     total = torch.zeros((), device=run.ranks.device)
     passes = run.loader.share_at(batch.step).passes
-    for number, part in enumerate(passes_of(run.model, batch, passes)):
-        with reduced_once(run.learner, last=number == passes - 1):
-            with precision(run.ranks.device):
+    for number, part in enumerate(iter_passes(run.model, batch, passes)):
+        with sync_gradients(run.learner, last=number == passes - 1):
+            with make_autocast(run.ranks.device):
                 loss = run.learner(**part)
             # Ranks average their gradients where the sum over all of them is meant.
-            with run.ranks.talking():
+            with run.ranks.collective_errors():
                 (loss * (run.ranks.world_size / trained)).backward()
         total += loss.detach()
     mean = run.ranks.total(total.item())[0] / trained
@@ -200,18 +213,18 @@ def learn(run: Run, batch: Batch, lr: float) -> Learned:
             group["lr"] = lr
         run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)
-    return Learned(mean, norm, int(counted))
+    return StepResult(mean, norm, int(counted))
 
 
-def passes_of(model: Model, batch: Batch, passes: int) -> Iterator[dict[str, Any]]:
+def iter_passes(model: TrainableModel, batch: Batch, passes: int) -> Iterator[dict[str, Any]]:
     """What the model is called with for the rows of a batch, in as many parts as there are passes."""
-    window = model.window if isinstance(model, Pretrained) else None
+    window = model.window if isinstance(model, PretrainedModel) else None
     for part in batch.split(len(batch["input_ids"]) // passes):
-        yield given_of(part, window)
+        yield make_model_inputs(part, window)
 
 
 @contextmanager
-def reduced_once(learner: nn.Module, *, last: bool) -> Iterator[None]:
+def sync_gradients(learner: nn.Module, *, last: bool) -> Iterator[None]:
     """Ranks add up their gradients in the last pass of a step only."""
     if isinstance(learner, DistributedDataParallel) and not last:
         with learner.no_sync():
@@ -220,12 +233,12 @@ def reduced_once(learner: nn.Module, *, last: bool) -> Iterator[None]:
         yield
 
 
-def precision(device: torch.device) -> torch.autocast:
+def make_autocast(device: torch.device) -> torch.autocast:
     """bfloat16 for matrix products on a GPU, float32 elsewhere."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def look_at_val(run: Run, step: int) -> float | None:
+def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
     """The loss on the val subset, the same batches each time; None when there is no val.
 
     Of a mixture each source has a loss of its own, and shares ``eval_batches`` with the others; the one returned is
@@ -238,11 +251,11 @@ def look_at_val(run: Run, step: int) -> float | None:
         return None
     asked = run.settings.eval_batches
     most = None if asked is None else max(1, asked // len(run.val))
-    sums = {name: val_sums(run, loader, most) for name, loader in run.val.items()}
+    sums = {name: sum_val_losses(run, loader, most) for name, loader in run.val.items()}
     losses = {name: total / max(1.0, trained) for name, (total, trained) in sums.items()}
     whole = sum(one[0] for one in sums.values()) / max(1.0, sum(one[1] for one in sums.values()))
     if not math.isfinite(whole):
-        raise TrainError(diverged(run, step, f"The val loss of step {step} is {whole}"))
+        raise TrainError(describe_divergence(run, step, f"The val loss of step {step} is {whole}"))
     mixed = "" not in run.val
     origin = run.loader.origin if mixed else run.val[""].origin
     run.log.val(step, run.settings.steps, whole, origin, losses if mixed else {})
@@ -250,29 +263,29 @@ def look_at_val(run: Run, step: int) -> float | None:
 
 
 @torch.no_grad()
-def val_sums(run: Run, val: Loader, most: int | None) -> tuple[float, float]:
+def sum_val_losses(run: TrainRun, val: Loader, most: int | None) -> tuple[float, float]:
     """The summed loss over the first ``most`` batches of a val subset, and the trained tokens, over all ranks."""
     plain: nn.Module = run.learner
     plain = run.learner.module if isinstance(run.learner, DistributedDataParallel) else run.learner
-    parameters = parameters_of(run)
+    parameters = count_parameters(run)
     total = trained = 0.0
     for number in range(min(len(val), most or len(val))):
         batch = val[number]
-        check_ids(run, run.store, batch)
-        trained += float((batch["labels"] != IGNORED).sum())
-        for part in passes_of(run.model, batch, run.passes):
-            with precision(run.ranks.device), memory_explained(run.settings, parameters):
+        check_batch_ids(run, run.store, batch)
+        trained += float((batch["labels"] != IGNORED_LABEL).sum())
+        for part in iter_passes(run.model, batch, run.passes):
+            with make_autocast(run.ranks.device), explain_memory_errors(run.settings, parameters):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
     return total, trained
 
 
-def tell_step(run: Run, batch: Batch, learned: dict[str, float], meter: Meter) -> None:
+def log_step(run: TrainRun, batch: Batch, learned: dict[str, float], meter: Meter) -> None:
     """Log a step, with its speed and where its data came from."""
-    stream = streamed(run.store) is not None
+    stream = as_stream(run.store) is not None
     if not (stream or run.log.speaks):
         return
-    figures = meter.figures()
+    figures = meter.metrics()
     if stream:
         spec = run.loader.plan.spec
         # Nobody knows the other ranks' rows.
@@ -305,22 +318,24 @@ def tell_step(run: Run, batch: Batch, learned: dict[str, float], meter: Meter) -
     run.log.step(entry, run.settings.steps)
 
 
-def save(run: Run, step: int) -> None:
+def save_run_checkpoint(run: TrainRun, step: int) -> None:
     """Write a checkpoint, once for all ranks.
 
     Raises:
         TrainError: a weight is not finite; the checkpoints before it stay.
     """
-    if not all_finite(run.model, run.optimizer):
-        raise TrainError(diverged(run, step, f"Weights are not finite after step {step}"))
-    state = whole_state(run.loader, streamed(run.store), run.ranks)
+    if not has_only_finite(run.model, run.optimizer):
+        raise TrainError(
+            describe_divergence(run, step, f"Weights are not finite after step {step}")
+        )
+    state = merge_loader_state(run.loader, as_stream(run.store), run.ranks)
     if run.ranks.first:
         run.folder.save(step, run.model, run.optimizer, dict(state))
-        give_back(run)
+        export_pretrained(run)
     run.ranks.wait()
 
 
-def leave_files(run: Run, edited: dict[str, Any] | None) -> None:
+def write_run_outputs(run: TrainRun, edited: dict[str, Any] | None) -> None:
     """Write what a run leaves when it ends.
 
     Args:
@@ -328,24 +343,24 @@ def leave_files(run: Run, edited: dict[str, Any] | None) -> None:
         edited: the loader's state with edits that no step followed, so that no checkpoint was saved with them.
     """
     if edited is not None:
-        run.folder.keep_edits(edited)
+        run.folder.save_edits(edited)
     if not run.folder.model.is_dir():
         # A kill between checkpoint and folder, or a person, may have left none.
-        give_back(run)
-    draw_curve(run.folder.log, run.folder.curve, run.loader.origin)
+        export_pretrained(run)
+    draw_loss_curve(run.folder.log, run.folder.curve, run.loader.origin)
 
 
-def give_back(run: Run) -> None:
+def export_pretrained(run: TrainRun) -> None:
     """Write a pretrained model as a folder that transformers loads, with its tokenizer and processor."""
     model, settings = run.model, run.settings.model
-    if not (isinstance(model, Pretrained) and isinstance(settings, PretrainedSettings)):
+    if not (isinstance(model, PretrainedModel) and isinstance(settings, PretrainedSettings)):
         return
 
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
         copy_tokenizer(Path(settings.init), run.store, folder)
         if run.loader.holds_media:
-            write_processor(run.loader, folder)
+            write_processor_files(run.loader, folder)
 
     run.folder.write_model(write)
 
@@ -355,11 +370,11 @@ def is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def diverged(run: Run, step: int, fact: str) -> str:
+def describe_divergence(run: TrainRun, step: int, fact: str) -> str:
     """Says that a run diverged, and what is left."""
     newest = run.folder.newest()
-    kept = f"is of step {step_of(newest)}" if newest else "was not yet made"
-    lr = learning_rate(step, run.settings.steps, run.settings.optim)
+    kept = f"is of step {read_checkpoint_step(newest)}" if newest else "was not yet made"
+    lr = compute_learning_rate(step, run.settings.steps, run.settings.optim)
     return (
         f"{fact} at a learning rate of {lr:.3g}: the run diverged. The newest checkpoint {kept}. "
         "Start again with a lower --lr."

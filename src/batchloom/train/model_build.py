@@ -9,38 +9,38 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, Store
-from batchloom.batches import Chosen
+from batchloom.batches import DocumentRows
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.train.data import check_media, try_media
-from batchloom.train.distributed import Ranks
+from batchloom.train.data import check_media_isolation, check_media_model
+from batchloom.train.distributed import RankGroup
 from batchloom.train.model import (
     GPT,
-    Pretrained,
-    blueprint,
+    PretrainedModel,
+    build_meta_model,
     check_size,
-    load,
-    longest_row,
-    memory_explained,
-    padded_vocabulary,
-    parameter_count,
-    tokenizer_note,
+    describe_tokenizer_difference,
+    estimate_parameter_count,
+    explain_memory_errors,
+    get_max_positions,
+    load_pretrained,
+    pad_vocabulary,
 )
 from batchloom.train.train_log import RunLog
 from batchloom.train.train_settings import (
     ModelSettings,
     PretrainedSettings,
     TrainSettings,
-    rank_share,
+    compute_rank_rows,
 )
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Model = GPT | Pretrained
+TrainableModel = GPT | PretrainedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class ModelOutline:
     """A model before it takes memory.
 
     Attributes:
@@ -54,7 +54,7 @@ class Outline:
     blueprint: "PreTrainedModel | None" = None
 
 
-def outline(settings: TrainSettings, store: Store, *, media: bool) -> Outline:
+def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> ModelOutline:
     """What a run's model will be, on data with ``media`` or without.
 
     Raises:
@@ -68,25 +68,25 @@ def outline(settings: TrainSettings, store: Store, *, media: bool) -> Outline:
                 "The data holds images or audio, and the trainer's own GPT takes text alone: finetune a model that "
                 "sees or hears, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
             )
-        vocab_size = _vocabulary(store, settings.model)
-        return Outline(parameter_count(settings.model, vocab_size), vocab_size)
-    chosen = blueprint(settings.model, media=media)
-    most = longest_row(chosen.config)
+        vocab_size = _choose_vocabulary_size(store, settings.model)
+        return ModelOutline(estimate_parameter_count(settings.model, vocab_size), vocab_size)
+    chosen = build_meta_model(settings.model, media=media)
+    most = get_max_positions(chosen.config)
     if most is not None and settings.seq_len > most:
         problem = f"{settings.seq_len} is more than the {most} positions of {settings.model.init}"
         raise SettingsError([f"seq_len: {problem}; --seq-len {most} is the most"])
     check_size(settings.model, chosen, store, media=media)
-    return Outline(sum(weight.numel() for weight in chosen.parameters()), blueprint=chosen)
+    return ModelOutline(sum(weight.numel() for weight in chosen.parameters()), blueprint=chosen)
 
 
-def build(
-    outlined: Outline,
+def build_model(
+    outlined: ModelOutline,
     settings: TrainSettings,
     store: Store,
     loader: Loader,
-    ranks: Ranks,
+    ranks: RankGroup,
     log: RunLog,
-) -> tuple[Model, nn.Module]:
+) -> tuple[TrainableModel, nn.Module]:
     """The model on its device, and the same as it is called: compiled, and wrapped for ranks.
 
     Args:
@@ -102,14 +102,16 @@ def build(
         TrainError: the memory does not suffice, the tokenizer is another, or packed documents
             see each other.
     """
-    with memory_explained(settings, outlined.parameters):
+    with explain_memory_errors(settings, outlined.parameters):
         if isinstance(settings.model, ModelSettings):
-            model: Model = GPT(settings.model, outlined.vocab_size, settings.seed).to(ranks.device)
+            model: TrainableModel = GPT(settings.model, outlined.vocab_size, settings.seed).to(
+                ranks.device
+            )
             learner: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         else:
-            model = learner = _pretrained(outlined, settings, store, loader, ranks, log)
+            model = learner = _build_pretrained(outlined, settings, store, loader, ranks, log)
         if ranks.world_size > 1:
-            with ranks.talking():
+            with ranks.collective_errors():
                 # Ranks and passes without images or audio leave the weights for them unused.
                 learner = DistributedDataParallel(
                     learner, find_unused_parameters=loader.holds_media
@@ -117,33 +119,33 @@ def build(
     return model, learner
 
 
-def _pretrained(
-    outlined: Outline,
+def _build_pretrained(
+    outlined: ModelOutline,
     settings: TrainSettings,
     store: Store,
     loader: Loader,
-    ranks: Ranks,
+    ranks: RankGroup,
     log: RunLog,
-) -> Pretrained:
+) -> PretrainedModel:
     """A pretrained model that was seen to keep packed documents apart."""
     chosen = settings.model
     if not isinstance(chosen, PretrainedSettings) or outlined.blueprint is None:
         raise AssertionError("asked for pretrained models only")
-    if note := tokenizer_note(Path(chosen.init), store):
+    if note := describe_tokenizer_difference(Path(chosen.init), store):
         log.say(f"note   {note}")
-    examples = Chosen(loader) if loader.holds_media else None
+    examples = DocumentRows(loader) if loader.holds_media else None
     if examples is not None:
-        check_media(outlined.blueprint, chosen.init, examples, settings.seq_len)
-    model = load(chosen, outlined.blueprint).to(ranks.device)
-    model.find_head(store)
+        check_media_model(outlined.blueprint, chosen.init, examples, settings.seq_len)
+    model = load_pretrained(chosen, outlined.blueprint).to(ranks.device)
+    model.detect_linear_head(store)
     if settings.compile:
         model.compile_body()
     packed = settings.order.packing != "none"
-    rows = settings.batch_size or rank_share(settings, ranks.world_size)
+    rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
     distance = 0.0
     if examples is not None:
         sizes = rows, settings.seq_len
-        distance = try_media(model, examples, store, sizes, packed=packed)
+        distance = check_media_isolation(model, examples, store, sizes, packed=packed)
         if not examples.with_media(settings.seq_len):
             log.say(
                 "note   the first steps hold no images or audio: the model was tried on texts alone"
@@ -158,7 +160,7 @@ def _pretrained(
     return model
 
 
-def _vocabulary(store: Store, shape: ModelSettings) -> int:
+def _choose_vocabulary_size(store: Store, shape: ModelSettings) -> int:
     """Rows of the model's embedding: the tokenizer's vocabulary up to a multiple of 64."""
     known, stated = store.vocab_size, shape.vocab_size
     if known is None and stated is None:
@@ -170,4 +172,4 @@ def _vocabulary(store: Store, shape: ModelSettings) -> int:
     if known is not None and stated is not None and stated < known:
         problem = f"{stated} is below the {known} ids of the store; leave it unset"
         raise SettingsError([f"model.vocab_size: {problem}"])
-    return padded_vocabulary(stated or known or 0)
+    return pad_vocabulary(stated or known or 0)

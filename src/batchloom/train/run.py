@@ -11,36 +11,36 @@ from torch import nn
 
 from batchloom import Loader, Mixture, Plan, Store, open_store
 from batchloom.batches import BatchOptions, MediaOptions
-from batchloom.batches.assembly import READ_AS_USUAL
+from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.settings import to_plain
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 from batchloom.train.checkpoint import load_checkpoint
 from batchloom.train.data import (
     StreamData,
     StreamRequest,
+    announce_stream,
     as_store,
+    as_stream,
+    check_run_stream,
+    describe_mixture,
     holds_media,
-    mixture_lines,
-    refuse_other_stream,
-    streamed,
-    tell_stream,
 )
-from batchloom.train.distributed import Ranks, differing
-from batchloom.train.model import check_memory, folder_fingerprint, parameter_groups
-from batchloom.train.model_build import Model, build, outline
+from batchloom.train.distributed import RankGroup, find_differing_rank
+from batchloom.train.model import check_memory, compute_folder_fingerprint, make_parameter_groups
+from batchloom.train.model_build import TrainableModel, build_model, outline_model
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.train_log import RunLog, cut_log
+from batchloom.train.train_log import RunLog, truncate_log
 from batchloom.train.train_settings import (
-    MOST_STEPS,
+    MAX_STEPS,
     PretrainedSettings,
     TrainSettings,
-    accumulation,
-    rank_share,
+    compute_accumulation_steps,
+    compute_rank_rows,
 )
 
 # What a run cannot change half-way: the model, the data and their order.
-_FIXED = (
+_FIXED_SETTINGS = (
     "model",
     "init.fingerprint",
     "seq_len",
@@ -55,17 +55,17 @@ _FIXED = (
     "data.sources",
 )
 # Where things lie does not matter: their fingerprints say whether they are the same.
-_PLACES = ("data.name", "data.generation", "data.places", "model.init")
+_LOCATION_SETTINGS = ("data.name", "data.generation", "data.places", "model.init")
 _LOG = logging.getLogger("batchloom")
 # Rows: masks are read span by span, and the first few hundred say it as a rule.
-_LOOKED_AT, _LOOKED_AT_MASKED = 1 << 14, 1 << 8
+_MAX_CHECKED_ROWS, _MAX_CHECKED_MASKED_ROWS = 1 << 14, 1 << 8
 # Of a mixture, which has no epoch.
-_LOOKED_AT_STEPS = 256
-_SHOWN = 6
+_MAX_CHECKED_STEPS = 256
+_MAX_LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainRun:
     """What the steps of a run share.
 
     Attributes:
@@ -84,28 +84,28 @@ class Run:
     """
 
     settings: TrainSettings
-    ranks: Ranks
+    ranks: RankGroup
     passes: int
     store: Store
     loader: Loader
     val: dict[str, Loader]
-    model: Model
+    model: TrainableModel
     learner: nn.Module
     optimizer: torch.optim.Optimizer
     folder: RunFolder
     log: RunLog
 
 
-def set_up(
+def set_up_run(
     data: Path | str | Mixture | StreamRequest,
     settings: TrainSettings,
     folder: RunFolder,
-    ranks: Ranks,
+    ranks: RankGroup,
     log: RunLog,
     *,
     opened: Mapping[str, Any] | None = None,
-    media: MediaOptions = READ_AS_USUAL,
-) -> Run:
+    media: MediaOptions = DEFAULT_MEDIA_SPEC,
+) -> TrainRun:
     """Open the data and build the model; nothing is written yet.
 
     Args:
@@ -124,18 +124,18 @@ def set_up(
         PlanError: a store that gives no sequence.
         TrainError: no step has anything to predict, or the memory cannot suffice.
     """
-    passes = accumulation(settings, ranks.world_size)
+    passes = compute_accumulation_steps(settings, ranks.world_size)
     found: Store | Mixture
     if isinstance(data, StreamRequest):
         found = as_store(StreamData(data, settings, ranks))
     else:
         found = data if isinstance(data, Mixture) else open_store(data, **(opened or {}))
-        _tell_source(found, data, log)
-    store = _telling(found) if isinstance(found, Mixture) else found
-    outlined = outline(settings, store, media=holds_media(found))
+        _announce_source(found, data, log)
+    store = _find_tokenizer_store(found) if isinstance(found, Mixture) else found
+    outlined = outline_model(settings, store, media=holds_media(found))
     check_memory(settings, outlined.parameters, ranks)
     loader = make_loader(found, settings, ranks, settings.steps, media)
-    stream = streamed(store)
+    stream = as_stream(store)
     if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
         raise TrainError(
@@ -143,34 +143,36 @@ def set_up(
             f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
-    model, learner = build(outlined, settings, store, loader, ranks, log)
+    model, learner = build_model(outlined, settings, store, loader, ranks, log)
     optim = settings.optim
-    groups = parameter_groups(model, optim.weight_decay)
+    groups = make_parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
     val = _val_loaders(found, settings, ranks, log, media) if stream is None else {}
-    return Run(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
+    return TrainRun(
+        settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log
+    )
 
 
-def _telling(mixture: Mixture) -> Store:
+def _find_tokenizer_store(mixture: Mixture) -> Store:
     """The store of a mixture that tells the tokenizer: the first that names one."""
     stores = [store for store in mixture.stores.values() if isinstance(store, Store)]
     return next((store for store in stores if store.vocab_size is not None), stores[0])
 
 
-def _tell_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
+def _announce_source(opened: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
     """Say that data is real, or have every line from here on say that it is not."""
     given = opened.stores.values() if isinstance(opened, Mixture) else (opened,)
     stores = [store for store in given if isinstance(store, Store)]
     if any(store.contents.synthetic for store in stores):
         log.mark = "  source=synthetic"
     elif log.speaks:
-        for store in stores[:_SHOWN]:
+        for store in stores[:_MAX_LISTED]:
             plain = isinstance(data, Path) and not store.location.is_remote
             place = data if plain else store.location.name
             _LOG.info("Loaded real indexed dataset from %s", place)
             _LOG.info("Dataset contains %d sequences", len(store))
-        if len(stores) > _SHOWN:
-            _LOG.info("Loaded %d more real indexed datasets", len(stores) - _SHOWN)
+        if len(stores) > _MAX_LISTED:
+            _LOG.info("Loaded %d more real indexed datasets", len(stores) - _MAX_LISTED)
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
@@ -183,10 +185,10 @@ def has_targets(loader: Loader, steps: int) -> bool:
         return False
     if not isinstance(store, Store):
         # A mixture has no epoch of its own: of what lies further on nothing is known.
-        looked = min(steps, _LOOKED_AT_STEPS)
+        looked = min(steps, _MAX_CHECKED_STEPS)
         return looked < steps or any(loader.trained_tokens(step) for step in range(looked))
     stop = steps * plan.spec.global_batch_size
-    looked_at = _LOOKED_AT_MASKED if store.masked else _LOOKED_AT
+    looked_at = _MAX_CHECKED_MASKED_ROWS if store.masked else _MAX_CHECKED_ROWS
     while position < stop:
         # Rows grouped by length may come from anywhere in their window.
         place = plan.orders.locate(plan.orders.window(position)[0])
@@ -210,7 +212,7 @@ def has_targets(loader: Loader, steps: int) -> bool:
 def _val_loaders(
     opened: Store | Mixture,
     settings: TrainSettings,
-    ranks: Ranks,
+    ranks: RankGroup,
     log: RunLog,
     media: MediaOptions,
 ) -> dict[str, Loader]:
@@ -227,8 +229,8 @@ def _val_loaders(
         loader = _val_loader(store, settings, ranks, log, whose, media)
         if loader is not None:
             found[name] = loader
-    whose = f" of {', '.join(without[:_SHOWN])}" if isinstance(opened, Mixture) else ""
-    more = f" and {len(without) - _SHOWN:,} more" if len(without) > _SHOWN else ""
+    whose = f" of {', '.join(without[:_MAX_LISTED])}" if isinstance(opened, Mixture) else ""
+    more = f" and {len(without) - _MAX_LISTED:,} more" if len(without) > _MAX_LISTED else ""
     if without:
         log.say(
             f"val    none{whose}{more}: the data has no val subset (prepare makes one with --val-fraction)"
@@ -239,7 +241,7 @@ def _val_loaders(
 def _val_loader(
     store: Store,
     settings: TrainSettings,
-    ranks: Ranks,
+    ranks: RankGroup,
     log: RunLog,
     whose: str,
     media: MediaOptions,
@@ -248,7 +250,7 @@ def _val_loader(
     loader = make_loader(store.subset("val"), settings, ranks, None, media)
     # Not its length: a large subset is counted beside the training, and not waited for here.
     try:
-        seen = has_targets(loader, settings.eval_batches or MOST_STEPS)
+        seen = has_targets(loader, settings.eval_batches or MAX_STEPS)
     except PlanError as error:
         log.say(f"val    none{whose}: {error}")
         return None
@@ -264,15 +266,15 @@ def _val_loader(
 def make_loader(
     data: Store | Mixture,
     settings: TrainSettings,
-    ranks: Ranks,
+    ranks: RankGroup,
     steps: int | None,
-    media: MediaOptions = READ_AS_USUAL,
+    media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> Loader:
     """This rank's batches: of a run of ``steps`` steps, or of one pass over the store, to look at it."""
-    store = _telling(data) if isinstance(data, Mixture) else data
+    store = _find_tokenizer_store(data) if isinstance(data, Mixture) else data
     noise = settings.order.noise_prob if steps is not None else None
-    augment = None if noise is None else _noise(noise, store, settings)
-    if (stream := streamed(store)) is not None:
+    augment = None if noise is None else _make_noise_settings(noise, store, settings)
+    if (stream := as_stream(store)) is not None:
         return stream.loader(augment)
     return Loader(
         data,
@@ -296,13 +298,13 @@ def make_loader(
     )
 
 
-def _noise(share: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
+def _make_noise_settings(share: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
     """The loader's ``augment``; data that names no tokenizer is of the model's vocabulary."""
     own = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
     return {"noise_prob": share, "vocab_size": own}
 
 
-def open_folder(run: Run, *, resume: bool) -> int:
+def open_run_folder(run: TrainRun, *, resume: bool) -> int:
     """Begin the run's folder, or with ``resume`` go on from its newest checkpoint.
 
     Returns:
@@ -314,21 +316,21 @@ def open_folder(run: Run, *, resume: bool) -> int:
         OutputError: the folder cannot be written.
     """
     folder, log = run.folder, run.log
-    asked = {"data": _described(run), **to_plain(run.settings)}
+    asked = {"data": _describe_run(run), **to_plain(run.settings)}
     if isinstance(run.settings.model, PretrainedSettings):
-        asked["init"] = {"fingerprint": folder_fingerprint(Path(run.settings.model.init))}
+        asked["init"] = {"fingerprint": compute_folder_fingerprint(Path(run.settings.model.init))}
     changes: list[str] = []
     done = 0
     if resume:
-        if (stream := streamed(run.store)) is not None:
-            refuse_other_stream(stream, folder.newest())
-        changes = _allowed_changes(folder.read(), asked)
-        done = _go_on(run)
+        if (stream := as_stream(run.store)) is not None:
+            check_run_stream(stream, folder.newest())
+        changes = _list_allowed_changes(folder.read(), asked)
+        done = _resume_run(run)
     else:
         folder.check_new()
     # Every rank has looked before the first one writes.
-    other = differing(
-        [one.decode() for one in run.ranks.gathered(run.loader.plan.fingerprint.encode())]
+    other = find_differing_rank(
+        [one.decode() for one in run.ranks.all_gather_bytes(run.loader.plan.fingerprint.encode())]
     )
     if other is not None:
         raise TrainError(
@@ -336,43 +338,43 @@ def open_folder(run: Run, *, resume: bool) -> int:
         )
     if run.ranks.first:
         if resume:
-            cut_log(folder.log, done)
+            truncate_log(folder.log, done)
         folder.begin(asked)
     run.ranks.wait()
-    _introduce(run, done)
+    _announce_run(run, done)
     if resume and not done:
         log.say("resume from the start: the run has no checkpoint yet")
     for change in changes:
-        log.say(f"changed   {change}, after {counted(done, 'step')}")
+        log.say(f"changed   {change}, after {format_count(done, 'step')}")
     log.write({"kind": "start", "step": done, "origin": run.loader.origin, "run": asked})
     return done
 
 
-def _described(run: Run) -> dict[str, Any]:
+def _describe_run(run: TrainRun) -> dict[str, Any]:
     """What a run is on: the fingerprints that must stay the same, and where it lay."""
     plan = run.loader.plan
     if run.loader.streamed or not isinstance(plan.orders.data, Mixture):
-        return {**_place(run.store), "fingerprint": run.store.fingerprint}
+        return {**_describe_store_location(run.store), "fingerprint": run.store.fingerprint}
     # Sources that wait for an edit are not part of what the run began with.
     return {
         "mixture": plan.identity["mixture"],
         "sources": plan.identity["sources"],
         "places": {
-            name: _place(store)
+            name: _describe_store_location(store)
             for name, store in plan.orders.data.stores.items()
             if isinstance(store, Store)
         },
     }
 
 
-def _place(store: Store) -> dict[str, Any]:
+def _describe_store_location(store: Store) -> dict[str, Any]:
     place: dict[str, Any] = {"name": store.path.name}
     if (store.location.generation or 1) > 1:
         place["generation"] = store.location.generation
     return place
 
 
-def _go_on(run: Run) -> int:
+def _resume_run(run: TrainRun) -> int:
     """Fill a run from its newest checkpoint; returns the steps done, 0 before the first."""
     newest = run.folder.newest()
     if newest is None:
@@ -380,11 +382,11 @@ def _go_on(run: Run) -> int:
     done, state = load_checkpoint(newest, run.model, run.optimizer)
     run.loader.load_state_dict(state)
     if not run.loader.streamed:
-        check_edited(run, run.loader.plan)
+        check_edited_plan(run, run.loader.plan)
     return done
 
 
-def check_edited(run: Run, plan: Plan) -> None:
+def check_edited_plan(run: TrainRun, plan: Plan) -> None:
     """Refuse sizes that edits in the journal of a plan change to and this run cannot compute.
 
     Raises:
@@ -395,21 +397,21 @@ def check_edited(run: Run, plan: Plan) -> None:
         edited = replace(
             run.settings, global_batch_size=stretch.size, seq_len=max(stretch.seq_len, 2)
         )
-        accumulation(edited, run.ranks.world_size)
+        compute_accumulation_steps(edited, run.ranks.world_size)
         if stretch.seq_len > run.settings.seq_len:
-            parameters = outline(edited, run.store, media=run.loader.holds_media).parameters
+            parameters = outline_model(edited, run.store, media=run.loader.holds_media).parameters
             check_memory(edited, parameters, run.ranks)
 
 
-def _allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+def _list_allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]:
     """What differs between a run and its continuation, where it may; else StateError."""
-    old, new = _flattened(before), _flattened(asked)
-    names = sorted(name for name in {*old, *new} if not name.startswith(_PLACES))
+    old, new = _flatten_settings(before), _flatten_settings(asked)
+    names = sorted(name for name in {*old, *new} if not name.startswith(_LOCATION_SETTINGS))
     changed = [name for name in names if old.get(name) != new.get(name)]
     # A run may have been started when this was the one version of its packing; its states know which it was.
     first = f"{old.get('order.packing')}@1"
     same = {"order.packing"} if new.get("order.packing") == first else set()
-    refused = [name for name in changed if name.startswith(_FIXED) and name not in same]
+    refused = [name for name in changed if name.startswith(_FIXED_SETTINGS) and name not in same]
     if refused:
         fields = "; ".join(f"{n} was {old.get(n)!r} and is {new.get(n)!r}" for n in refused)
         raise StateError(
@@ -419,43 +421,45 @@ def _allowed_changes(before: dict[str, Any], asked: dict[str, Any]) -> list[str]
     return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed]
 
 
-def _flattened(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+def _flatten_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     """Nested settings as one level: ``{"model.width": 256}``."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            flat |= _flattened(value, f"{path}{name}.")
+            flat |= _flatten_settings(value, f"{path}{name}.")
         else:
             flat[path + name] = value
     return flat
 
 
-def _introduce(run: Run, done: int) -> None:
+def _announce_run(run: TrainRun, done: int) -> None:
     """Say what is about to be trained on what."""
     settings, ranks, say = run.settings, run.ranks, run.log.say
-    rows = settings.batch_size or rank_share(settings, ranks.world_size)
-    stream = streamed(run.store)
+    rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
+    stream = as_stream(run.store)
     plan = run.loader.plan
     mixed = stream is None and isinstance(plan.orders.data, Mixture)
     # A plan of many pools is counted beside the training, and not waited for here.
-    known = stream is None and not mixed and (plan.orders.counted or plan.orders.pools.count == 1)
+    known = (
+        stream is None and not mixed and (plan.orders.is_counted or plan.orders.pools.count == 1)
+    )
     sequences = plan.orders.sequences_per_epoch if known else 0
     seen = settings.steps * settings.global_batch_size
     parameters = sum(weight.numel() for weight in run.model.parameters())
     epochs = f", {seen / sequences:.2f} epochs" if sequences else ""
     if stream is not None:
-        tell_stream(stream, run.loader, say)
+        announce_stream(stream, run.loader, say)
     else:
-        _tell_store(run)
+        _announce_store(run)
     say(
         f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
         f"{parameters:,} parameters"
     )
     say(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
-        f"({counted(ranks.world_size, 'rank')} x {counted(run.passes, 'pass')} x "
-        f"{counted(rows, 'row')}) on {ranks.device.type}; "
-        f"{counted(settings.steps, 'step')}{epochs}"
+        f"({format_count(ranks.world_size, 'rank')} x {format_count(run.passes, 'pass')} x "
+        f"{format_count(rows, 'row')}) on {ranks.device.type}; "
+        f"{format_count(settings.steps, 'step')}{epochs}"
     )
     if done:
         say(f"resume from the checkpoint of step {done}")
@@ -466,14 +470,14 @@ def _trained_tokens(loader: Loader) -> int:
     return store.contents.trained_tokens if isinstance(store, Store) else store.trained_tokens
 
 
-def _tell_store(run: Run) -> None:
+def _announce_store(run: TrainRun) -> None:
     """Say what is read of a store."""
     say = run.log.say
     store, plan = run.loader.store, run.loader.plan
     share_trained = _trained_tokens(run.loader) / max(store.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if store.masked else ""
     say(f"data   {run.loader.origin}: {len(store):,} documents, {store.tokens:,} tokens{trained}")
-    for line in mixture_lines(plan, run.settings.steps):
+    for line in describe_mixture(plan, run.settings.steps):
         say(line)
     if run.settings.order.noise_prob:
         say(
@@ -482,11 +486,11 @@ def _tell_store(run: Run) -> None:
         )
     if run.store.contents.weights and not isinstance(plan.orders.data, Mixture):
         weights = ", ".join(
-            f"{name} {weight:g}" for name, weight in run.store.contents.weights[:_SHOWN]
+            f"{name} {weight:g}" for name, weight in run.store.contents.weights[:_MAX_LISTED]
         )
         more = (
-            f" and {len(run.store.contents.weights) - _SHOWN:,} more"
-            if len(run.store.contents.weights) > _SHOWN
+            f" and {len(run.store.contents.weights) - _MAX_LISTED:,} more"
+            if len(run.store.contents.weights) > _MAX_LISTED
             else ""
         )
         say(

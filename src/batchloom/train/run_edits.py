@@ -14,22 +14,31 @@ from batchloom.core.errors import (
     StoreConflictError,
     TrainError,
 )
-from batchloom.core.files import describe_missing
-from batchloom.core.wording import counted
-from batchloom.train.checkpoint import check_journal, read_state, step_of, write_state
-from batchloom.train.data import mixture_begun_on, mixture_lines
-from batchloom.train.distributed import joined_ranks
-from batchloom.train.edit_requests import hand_over, settle, waiting
+from batchloom.core.files import describe_missing_path
+from batchloom.core.wording import format_count
+from batchloom.train.checkpoint import (
+    check_journal,
+    read_checkpoint_state,
+    read_checkpoint_step,
+    write_state,
+)
+from batchloom.train.data import describe_mixture, open_mixture_generations
+from batchloom.train.distributed import join_ranks
+from batchloom.train.edit_requests import (
+    list_pending_requests,
+    restore_claimed_requests,
+    submit_edit,
+)
 from batchloom.train.run import make_loader
 from batchloom.train.run_folder import RunFolder, is_checkpoint
-from batchloom.train.run_generation import begun_on
-from batchloom.train.start_checks import PATIENCE
-from batchloom.train.train_log import Say
-from batchloom.train.train_settings import accumulation, settings_from
+from batchloom.train.run_generation import find_initial_generation
+from batchloom.train.start_checks import STARTUP_TIMEOUT_S
+from batchloom.train.train_log import PrintLine
+from batchloom.train.train_settings import compute_accumulation_steps, make_settings
 
 
 @dataclass(frozen=True, slots=True)
-class Edited:
+class EditResult:
     """What an edit came to.
 
     Attributes:
@@ -55,9 +64,9 @@ def edit_run(
     *,
     generation: int | None = None,
     dry_run: bool = False,
-    patience: float = PATIENCE,
-    say: Say = lambda _: None,
-) -> Edited:
+    patience: float = STARTUP_TIMEOUT_S,
+    say: PrintLine = lambda _: None,
+) -> EditResult:
     """Append an edit to the journal of a run: that of its newest checkpoint, by which it goes on with ``--resume``.
 
     A run that trains is asked instead, and takes the edit between two steps or refuses it.
@@ -81,18 +90,18 @@ def edit_run(
     """
     remedy = "name the folder of a run, or of one of its checkpoints"
     if not place.exists():
-        raise InputMissingError(describe_missing(str(place), remedy))
+        raise InputMissingError(describe_missing_path(str(place), remedy))
     alone = is_checkpoint(place)
     folder = RunFolder(place.resolve().parent.parent if alone else place)
     if not folder.begun:
         raise TrainError(f"{place} holds no run: {remedy}.")
     folder.read()
     if dry_run:
-        if folder.is_held():
+        if folder.is_locked():
             say(f"{folder.path} is in use: what its newest checkpoint has not yet is left out.")
         else:
-            _refuse_waiting(folder, place)
-        return _edited(place, folder, data, edit, generation, say, write=False)
+            _check_no_pending_edits(folder, place)
+        return _edit_checkpoint(place, folder, data, edit, generation, say, write=False)
     with ExitStack() as held:
 
         def stands() -> bool:
@@ -110,26 +119,26 @@ def edit_run(
                     "folder of the run: it is asked to take the edit."
                 )
             say(f"{folder.path} is in use by {folder.holder()}: the edit is handed to it.")
-            answer = hand_over(folder.edits, edit, patience, stands)
+            answer = submit_edit(folder.edits, edit, patience, stands)
             if answer is not None:
                 told, now = answer["before"], answer["after"]
-                return Edited(None, answer["number"], answer["taken"], told, now)
+                return EditResult(None, answer["number"], answer["taken"], told, now)
             say("The run ended meanwhile.")
-        settle(folder.edits)
-        _refuse_waiting(folder, place)
-        return _edited(place, folder, data, edit, generation, say, write=True)
+        restore_claimed_requests(folder.edits)
+        _check_no_pending_edits(folder, place)
+        return _edit_checkpoint(place, folder, data, edit, generation, say, write=True)
 
 
-def _edited(
+def _edit_checkpoint(
     place: Path,
     folder: RunFolder,
     data: Path | str | Mixture,
     edit: Edit,
     generation: int | None,
-    say: Say,
+    say: PrintLine,
     *,
     write: bool,
-) -> Edited:
+) -> EditResult:
     """Edit a checkpoint of a run that stands still."""
     before = folder.read()
     checkpoint = place if is_checkpoint(place) else folder.newest()
@@ -138,8 +147,8 @@ def _edited(
             f"{place} has no checkpoint yet, and edits are kept in one: let the run do its first --save-interval "
             "steps, or start it anew with other settings."
         )
-    step, state, checksums = read_state(checkpoint)
-    settings = settings_from(
+    step, state, checksums = read_checkpoint_state(checkpoint)
+    settings = make_settings(
         {name: value for name, value in before.items() if name not in ("data", "init")}, {}
     )
     if edit.step < step:
@@ -147,49 +156,60 @@ def _edited(
             f"Step {edit.step} was done already: {checkpoint.name} is taken after {step} steps, numbered from 0, so "
             f"the first that can change is {step}."
         )
-    with joined_ranks("cpu") as ranks:
+    with join_ranks("cpu") as ranks:
         if isinstance(data, Mixture):
-            opened: Any = mixture_begun_on(data, folder, ranks)
+            opened: Any = open_mixture_generations(data, folder, ranks)
         else:
-            number = begun_on(data, folder, ranks, {}) if generation is None else generation
+            number = (
+                find_initial_generation(data, folder, ranks, {})
+                if generation is None
+                else generation
+            )
             opened = open_store(data, generation=number)
         # An edit beyond the end is of a run that --max-iters makes longer.
         loader = make_loader(opened, settings, ranks, max(settings.steps, edit.step))
     loader.load_state_dict(state)
     if edit.step > settings.steps:
         say(
-            f"The run has {counted(settings.steps, 'step')} so far: the edit holds when --max-iters makes it longer, "
+            f"The run has {format_count(settings.steps, 'step')} so far: the edit holds when --max-iters makes it "
+            f"longer, "
             "and no other can come before it."
         )
     steps = max(settings.steps, edit.step + 1)
-    told = mixture_lines(loader.plan, steps)
+    told = describe_mixture(loader.plan, steps)
     loader.edit(edit)
     if edit.global_batch_size is not None:
-        accumulation(replace(settings, global_batch_size=edit.global_batch_size), 1)
-    journal, after = loader.plan.journal, mixture_lines(loader.plan, steps)
+        compute_accumulation_steps(replace(settings, global_batch_size=edit.global_batch_size), 1)
+    journal, after = loader.plan.journal, describe_mixture(loader.plan, steps)
     check_journal(journal)
     if write:
         try:
-            write_state(checkpoint, step_of(checkpoint), loader.state_dict(), checksums)
+            write_state(
+                checkpoint, read_checkpoint_step(checkpoint), loader.state_dict(), checksums
+            )
         except OSError as error:
             raise OutputError(
                 f"{checkpoint} cannot be written: {error.strerror}. Nothing was changed; make room, or mend the folder."
             ) from error
-    return Edited(checkpoint, len(journal), journal[-1], told, after)
+    return EditResult(checkpoint, len(journal), journal[-1], told, after)
 
 
-def _refuse_waiting(folder: RunFolder, place: Path) -> None:
+def _check_no_pending_edits(folder: RunFolder, place: Path) -> None:
     """Refuse to go before edits that the run took, or has to answer, and no checkpoint knows of.
 
     Raises:
         StateError: names the first.
     """
-    if not waiting(folder.edits, ()):
+    if not list_pending_requests(folder.edits, ()):
         return
     # Whoever goes back to an older checkpoint goes before what later ones know of, and means it.
-    states = [read_state(one)[1] for one in (folder.newest(), place) if one and is_checkpoint(one)]
+    states = [
+        read_checkpoint_state(one)[1]
+        for one in (folder.newest(), place)
+        if one and is_checkpoint(one)
+    ]
     journal = {one["fingerprint"] for state in states for one in state.get("edits", ())}
-    left = waiting(folder.edits, journal)
+    left = list_pending_requests(folder.edits, journal)
     if left:
         raise StateError(
             f"The run was asked for the edit in {left[0][0]} while it trained, and ended before a checkpoint had it. "

@@ -23,26 +23,26 @@ from safetensors import SafetensorError
 from torch import nn
 
 from batchloom.core.errors import OutputError, StateError, StoreConflictError, TrainError
-from batchloom.core.locks import lock_alone
+from batchloom.core.locks import lock_exclusively
 from batchloom.train.checkpoint import (
-    PARTIAL,
-    read_state,
-    step_of,
-    sync,
+    PARTIAL_SUFFIX,
+    fsync_path,
+    read_checkpoint_state,
+    read_checkpoint_step,
     write_checkpoint,
     write_json,
     write_state,
 )
-from batchloom.train.json_files import MOST_OF_RUN, read_object
+from batchloom.train.json_files import MAX_RUN_FILE_BYTES, read_json_object
 
-KEPT = 2
+RETAINED_CHECKPOINTS = 2
 _LOG = logging.getLogger("batchloom")
-_NAME = re.compile(r"step_\d{8,}")
+_CHECKPOINT_NAME = re.compile(r"step_\d{8,}")
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is called as a checkpoint of a run is."""
-    return _NAME.fullmatch(path.name) is not None
+    return _CHECKPOINT_NAME.fullmatch(path.name) is not None
 
 
 @final
@@ -89,7 +89,11 @@ class RunFolder:
         """
         if self.begun:
             newest = self.newest()
-            done = f"up to step {step_of(newest)}" if newest else "without a checkpoint yet"
+            done = (
+                f"up to step {read_checkpoint_step(newest)}"
+                if newest
+                else "without a checkpoint yet"
+            )
             raise TrainError(
                 f"{self.path} holds a run already ({done}). Go on with it: --resume; "
                 "or start another one: --out with another folder."
@@ -117,7 +121,7 @@ class RunFolder:
                 "or leave --resume away to start one there."
             )
         try:
-            return read_object(self._run, MOST_OF_RUN)
+            return read_json_object(self._run, MAX_RUN_FILE_BYTES)
         except ValueError as error:
             raise self.damaged(str(error)) from error
 
@@ -160,7 +164,7 @@ class RunFolder:
 
     def _hold(self, descriptor: int) -> None:
         try:
-            lock_alone(
+            lock_exclusively(
                 descriptor,
                 self._lock,
                 busy=lambda: (
@@ -183,7 +187,7 @@ class RunFolder:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether another process trains or edits the run, as far as locks tell; nothing is written."""
         try:
             descriptor = os.open(self._lock, os.O_RDONLY)
@@ -206,13 +210,13 @@ class RunFolder:
 
     def newest(self) -> Path | None:
         """The checkpoint of the highest step, None before the first."""
-        found = self._finished()
+        found = self._list_finished_checkpoints()
         return found[-1] if found else None
 
-    def _finished(self) -> list[Path]:
+    def _list_finished_checkpoints(self) -> list[Path]:
         """Checkpoints that have their name, by step."""
-        found = (p for p in self._checkpoints.glob("step_*") if _NAME.fullmatch(p.name))
-        return sorted(found, key=step_of)
+        found = (p for p in self._checkpoints.glob("step_*") if _CHECKPOINT_NAME.fullmatch(p.name))
+        return sorted(found, key=read_checkpoint_step)
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
@@ -233,16 +237,16 @@ class RunFolder:
             OutputError: it cannot be written; older checkpoints stay.
         """
         path = self._checkpoints / f"step_{step:08d}"
-        aside = path.with_suffix(PARTIAL)
+        aside = path.with_suffix(PARTIAL_SUFFIX)
         try:
             self._clear_partial()
             aside.mkdir(parents=True)
             write_checkpoint(aside, step, model, optimizer, loader)
             aside.rename(path)
-            sync(self._checkpoints)
-            for old in self._finished()[:-KEPT]:
+            fsync_path(self._checkpoints)
+            for old in self._list_finished_checkpoints()[:-RETAINED_CHECKPOINTS]:
                 # What has its name is whole at every moment, also while it is deleted.
-                old.rename(old.with_suffix(PARTIAL))
+                old.rename(old.with_suffix(PARTIAL_SUFFIX))
         except (OSError, SafetensorError) as error:
             raise OutputError(
                 f"The checkpoint of step {step} cannot be written to {path}: {error}. Make room or "
@@ -252,7 +256,7 @@ class RunFolder:
             self._clear_partial()
         return path
 
-    def keep_edits(self, loader: dict[str, Any]) -> None:
+    def save_edits(self, loader: dict[str, Any]) -> None:
         """Have the newest checkpoint, where there is one, hold a loader's state with edits that came after it.
 
         Raises:
@@ -262,7 +266,7 @@ class RunFolder:
         newest = self.newest()
         if newest is None:
             return
-        step, _, checksums = read_state(newest)
+        step, _, checksums = read_checkpoint_state(newest)
         with self._usable():
             write_state(newest, step, loader, checksums)
 
@@ -272,18 +276,18 @@ class RunFolder:
         Raises:
             OutputError: it cannot be written.
         """
-        aside, old = self.path / f"model{PARTIAL}", self.path / f"model.old{PARTIAL}"
+        aside, old = self.path / f"model{PARTIAL_SUFFIX}", self.path / f"model.old{PARTIAL_SUFFIX}"
         try:
             for folder in (aside, old):
                 shutil.rmtree(folder, ignore_errors=True)
             aside.mkdir()
             write(aside)
             for file in (*aside.iterdir(), aside):
-                sync(file)
+                fsync_path(file)
             if self.model.exists():
                 self.model.rename(old)
             aside.rename(self.model)
-            sync(self.path)
+            fsync_path(self.path)
         except (OSError, SafetensorError) as error:
             raise OutputError(
                 f"The model cannot be written to {self.model}: {error}. Make room or mend the folder; "
@@ -294,5 +298,5 @@ class RunFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _clear_partial(self) -> None:
-        for partial in list(self._checkpoints.glob(f"*{PARTIAL}")):
+        for partial in list(self._checkpoints.glob(f"*{PARTIAL_SUFFIX}")):
             shutil.rmtree(partial, ignore_errors=True)

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from batchloom import open_store
-from batchloom.train.distributed import Ranks
+from batchloom.train.distributed import RankGroup
 from batchloom.train.run_folder import RunFolder
 
 _LOG = logging.getLogger("batchloom")
 
 
-def begun_on(
-    data: Path | str, folder: RunFolder, ranks: Ranks, opened: Mapping[str, Any]
+def find_initial_generation(
+    data: Path | str, folder: RunFolder, ranks: RankGroup, opened: Mapping[str, Any]
 ) -> int | None:
     """The generation of its store that a run was begun on, told where it is not the newest.
 
@@ -44,7 +44,7 @@ def begun_on(
     told = {entry.number: entry.fingerprints for entry in newest.manifest.all_history}
     if not isinstance(number, int) or told.get(number, {}).get(newest.split) != named:
         # It was begun before there were several, or somewhere else.
-        number = newest.contents.generation_with(str(named))
+        number = newest.contents.find_generation(str(named))
     if number is None or number == newest.location.generation:
         return None
     # Where it was compacted away, this says so before anything is built.

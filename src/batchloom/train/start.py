@@ -10,40 +10,40 @@ from typing import Any
 from batchloom import DatasetConfig, Mixture
 from batchloom.batches import MediaOptions
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import nearest, raise_problems, shown
-from batchloom.train.checkpoint import step_of
+from batchloom.core.settings import quote_value, raise_problems, suggest
+from batchloom.train.checkpoint import read_checkpoint_step
 from batchloom.train.data import (
     StreamOptions,
     StreamRequest,
-    dataset_store,
-    mixture_begun_on,
-    order_line,
-    stand_in,
-    temporary_store,
-    tokenizer_for,
+    choose_synthetic_data,
+    choose_tokenizer,
+    describe_order,
+    open_mixture_generations,
+    prepare_dataset_store,
+    prepare_temporary_store,
 )
-from batchloom.train.distributed import Ranks, joined_ranks
-from batchloom.train.loop import Outcome, train
-from batchloom.train.model import longest_row, read_model_config
-from batchloom.train.run import set_up
+from batchloom.train.distributed import RankGroup, join_ranks
+from batchloom.train.loop import TrainResult, train
+from batchloom.train.model import get_max_positions, read_model_config
+from batchloom.train.run import set_up_run
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.run_generation import begun_on
-from batchloom.train.train_log import RunLog, Say
+from batchloom.train.run_generation import find_initial_generation
+from batchloom.train.train_log import PrintLine, RunLog
 from batchloom.train.train_settings import (
-    MOST_STEPS,
-    PRETRAINED,
+    MAX_STEPS,
+    PRETRAINED_KEYS,
     Bounds,
     PretrainedSettings,
     TrainSettings,
-    finetuning,
-    named_config,
-    outside,
+    apply_finetuning_defaults,
+    find_out_of_bounds,
+    load_named_config,
+    make_settings,
     read_config,
-    settings_from,
 )
 
 DEFAULT_MODEL = "tiny"
-IF_MISSING = ("error", "synthetic")
+MISSING_DATA_POLICIES = ("error", "synthetic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class DataRequest:
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
         ways = ("data", "mixture", "input_file", "dataset_config", "stream")
-        problems = _exclusive(self, *combinations(ways, 2))
+        problems = _find_exclusive_options(self, *combinations(ways, 2))
         if all(getattr(self, way) is None for way in ways):
             problems.append(
                 "--data: missing; the folder of a store (batchloom prepare makes one), or --mixture with several, or "
@@ -136,10 +136,12 @@ class DataRequest:
             problems.append(f"--generation: {self.generation} goes with --data only")
         if self.opened and self.data is None:
             problems.append("--cache, --cache-limit, --verify: go with --data only")
-        if self.if_missing not in IF_MISSING:
-            words = ", ".join(IF_MISSING)
-            hint = nearest(str(self.if_missing), IF_MISSING)
-            problems.append(f"--if-missing: {shown(self.if_missing)} is none of {words}{hint}")
+        if self.if_missing not in MISSING_DATA_POLICIES:
+            words = ", ".join(MISSING_DATA_POLICIES)
+            hint = suggest(str(self.if_missing), MISSING_DATA_POLICIES)
+            problems.append(
+                f"--if-missing: {quote_value(self.if_missing)} is none of {words}{hint}"
+            )
         elif (
             self.if_missing != "error"
             and (self.dataset_config or self.stream or self.mixture) is not None
@@ -177,11 +179,11 @@ class ModelRequest:
 
     def problems(self) -> list[str]:
         """What is wrong with it, by the names of the options."""
-        return _exclusive(self, ("model_name", "config_file"), ("model_name", "init"))
+        return _find_exclusive_options(self, ("model_name", "config_file"), ("model_name", "init"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class TrainRequest:
     """What was asked for on the command line.
 
     Attributes:
@@ -205,8 +207,10 @@ class Request:
 
     def __post_init__(self) -> None:
         problems = self.data.problems() + self.model.problems()
-        bounds: Bounds = {"stop_at": (1, MOST_STEPS)}
-        problems += [problem.replace("stop_at", "--stop-at") for problem in outside(bounds, self)]
+        bounds: Bounds = {"stop_at": (1, MAX_STEPS)}
+        problems += [
+            problem.replace("stop_at", "--stop-at") for problem in find_out_of_bounds(bounds, self)
+        ]
         try:
             str(self.folder.path).encode()
         except UnicodeEncodeError:
@@ -223,16 +227,16 @@ class Request:
         return RunFolder(self.out or Path("runs") / self.model.stem, prepares=prepares)
 
     @property
-    def goes_on(self) -> bool:
+    def is_continuation(self) -> bool:
         """Whether the settings are those of the run in the folder."""
         return self.resume and self.model.config_file is None and self.model.model_name is None
 
     def stated(self, dataset: DatasetConfig | None) -> dict[str, Any]:
         """The settings that the data sets' file states; a run that goes on keeps its own."""
-        if dataset is None or self.goes_on:
+        if dataset is None or self.is_continuation:
             return {}
         init = self.model.folder
-        longest = longest_row(read_model_config(PretrainedSettings(init))) if init else None
+        longest = get_max_positions(read_model_config(PretrainedSettings(init))) if init else None
         return dataset.plan_settings(longest)
 
     def settings(self, stated: Mapping[str, Any] | None = None) -> TrainSettings:
@@ -246,7 +250,7 @@ class Request:
             InputError: the folder of a model to finetune cannot be used.
         """
         file = self.model.config_file
-        if self.goes_on:
+        if self.is_continuation:
             return self._before()
         path = "" if file is None else str(file)
         if file is not None:
@@ -254,27 +258,29 @@ class Request:
         elif self.model.init is not None:
             plain = {"model": {}}
         else:
-            plain = named_config(self.model.model_name or DEFAULT_MODEL)
+            plain = load_named_config(self.model.model_name or DEFAULT_MODEL)
         shape = plain.get("model")
         if (
             self.model.init is not None
             and isinstance(shape, dict)
-            and not shape.keys() <= PRETRAINED
+            and not shape.keys() <= PRETRAINED_KEYS
         ):
             problem = f"model: the shape in {path} and --init exclude each other: give one"
             raise SettingsError([problem])
-        named = self._changes.get("init") or (
+        named = self._config_changes.get("init") or (
             shape.get("init") if isinstance(shape, dict) else None
         )
         if named is None and self.model.attn_implementation is not None:
             raise SettingsError(["--attn-implementation: goes with --init; the GPT has its own"])
         if isinstance(named, str):
-            plain = finetuning(plain, longest_row(read_model_config(PretrainedSettings(named))))
-        asked = {name: value for name, value in self._changes.items() if value is not None}
-        return settings_from(plain, {**(stated or {}), **asked}, path)
+            plain = apply_finetuning_defaults(
+                plain, get_max_positions(read_model_config(PretrainedSettings(named)))
+            )
+        asked = {name: value for name, value in self._config_changes.items() if value is not None}
+        return make_settings(plain, {**(stated or {}), **asked}, path)
 
     @property
-    def _changes(self) -> dict[str, Any]:
+    def _config_changes(self) -> dict[str, Any]:
         """What is set over a configuration."""
         attention = self.model.attn_implementation
         return {**self.changes, "init": self.model.folder, "attn_implementation": attention}
@@ -285,13 +291,15 @@ class Request:
         before.pop("data", None)
         before.pop("init", None)
         try:
-            settings_from(before, {})
+            make_settings(before, {})
         except SettingsError as error:
             raise self.folder.damaged(f"holds no settings of a run ({error})") from error
-        return settings_from(before, self._changes)
+        return make_settings(before, self._config_changes)
 
 
-def _exclusive(asked: DataRequest | ModelRequest, *pairs: tuple[str, ...]) -> list[str]:
+def _find_exclusive_options(
+    asked: DataRequest | ModelRequest, *pairs: tuple[str, ...]
+) -> list[str]:
     """A sentence for each pair of options of which both are given."""
     return [
         f"--{first.replace('_', '-')} and --{second.replace('_', '-')} exclude each other: give one"
@@ -300,7 +308,7 @@ def _exclusive(asked: DataRequest | ModelRequest, *pairs: tuple[str, ...]) -> li
     ]
 
 
-def start(request: Request, say: Say) -> Outcome:
+def start_training(request: TrainRequest, say: PrintLine) -> TrainResult:
     """Train as asked.
 
     Args:
@@ -321,33 +329,33 @@ def start(request: Request, say: Say) -> Outcome:
         folder.check_new()
     try:
         with (
-            joined_ranks(request.device) as ranks,
-            _data(request, settings, dataset, ranks, say) as data,
+            join_ranks(request.device) as ranks,
+            _open_run_data(request, settings, dataset, ranks, say) as data,
         ):
             log = RunLog(folder.log if ranks.first else None, say)
             if dataset is not None:
-                log.say(order_line(dataset, stated, settings, goes_on=request.goes_on))
+                log.say(describe_order(dataset, stated, settings, goes_on=request.is_continuation))
             generation = request.data.generation
             begun = data
             if request.resume and isinstance(data, Mixture):
-                begun = mixture_begun_on(data, folder, ranks)
+                begun = open_mixture_generations(data, folder, ranks)
             elif request.resume and isinstance(data, (Path, str)) and generation is None:
-                generation = begun_on(data, folder, ranks, request.data.opened)
+                generation = find_initial_generation(data, folder, ranks, request.data.opened)
             opened = {"generation": generation, **request.data.opened}
             media = request.data.read_media
-            run = set_up(begun, settings, folder, ranks, log, opened=opened, media=media)
+            run = set_up_run(begun, settings, folder, ranks, log, opened=opened, media=media)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(*_stopped(request)) from error
+        raise KeyboardInterrupt(*_describe_interrupted_run(request)) from error
 
 
 @contextmanager
-def _data(
-    request: Request,
+def _open_run_data(
+    request: TrainRequest,
     settings: TrainSettings,
     dataset: DatasetConfig | None,
-    ranks: Ranks,
-    say: Say,
+    ranks: RankGroup,
+    say: PrintLine,
 ) -> Iterator[Path | str | Mixture | StreamRequest]:
     if (streams := request.data.streams) is not None:
         yield streams
@@ -356,11 +364,11 @@ def _data(
         yield request.data.mixture
         return
     if dataset is not None:
-        tokenizer = tokenizer_for(dataset, request.data.tokenizer, request.model.init)
-        yield dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
+        tokenizer = choose_tokenizer(dataset, request.data.tokenizer, request.model.init)
+        yield prepare_dataset_store(dataset, request.folder.data, tokenizer, ranks, say)
         return
     if request.data.if_missing == "synthetic":
-        found = stand_in(request.data.data, request.data.input_file, settings, ranks)
+        found = choose_synthetic_data(request.data.data, request.data.input_file, settings, ranks)
         if found is not None:
             yield found
             return
@@ -368,14 +376,14 @@ def _data(
     if data.input_file is None:
         yield data.data or Path()
         return
-    with temporary_store(
+    with prepare_temporary_store(
         *(data.input_file, data.tokenizer, data.media, ranks, say),
         follow_links=data.options.follow_links,
     ) as store:
         yield store
 
 
-def _stopped(request: Request) -> tuple[str, ...]:
+def _describe_interrupted_run(request: TrainRequest) -> tuple[str, ...]:
     """What is left of an interrupted run, and how to go on; empty where nothing is."""
     folder = request.folder
     if not folder.begun:
@@ -388,5 +396,5 @@ def _stopped(request: Request) -> tuple[str, ...]:
     if newest is None:
         left = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made)"
         return (f"Stopped the run in {folder.path}; {left}. Begin it anew with --resume.",)
-    left = f"Stopped the run in {folder.path}; its newest checkpoint is of step {step_of(newest)}. "
+    left = f"Stopped the run in {folder.path}; its newest checkpoint is of step {read_checkpoint_step(newest)}. "
     return (f"{left}Go on with the same command and --resume.",)

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 from batchloom.core.errors import MissingDependencyError
 
 # Seconds in which a run takes a step and evaluates: an edit of a live run is answered within them.
-PATIENCE = 300.0
+STARTUP_TIMEOUT_S = 300.0
 
 
-def require_packages() -> None:
+def require_train_packages() -> None:
     """Check that the packages training needs are installed, before hours are spent.
 
     Raises:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.errors import OutputError, StateError
-from batchloom.core.plots import drawable, save_picture
-from batchloom.train.json_files import parse_object
+from batchloom.core.plots import escape_plot_text, save_figure
+from batchloom.train.json_files import parse_json_object
 
-Say = Callable[[str], None]
-_KINDS = ("start", "step", "val", "edit")
-_LOSSES = ("step", "val")
-_SHOWN = 8
+PrintLine = Callable[[str], None]
+_ENTRY_KINDS = ("start", "step", "val", "edit")
+_LOSS_KINDS = ("step", "val")
+_MAX_LISTED = 8
 
 
 @final
@@ -30,7 +30,7 @@ class RunLog:
 
     mark = ""
 
-    def __init__(self, path: Path | None, say: Say, say_every: int = 1) -> None:
+    def __init__(self, path: Path | None, say: PrintLine, say_every: int = 1) -> None:
         self._path, self._say, self._say_every = path, say, say_every
 
     @property
@@ -80,8 +80,8 @@ class RunLog:
         entry: dict[str, Any] = {"kind": "val", "step": step, "loss": loss, "origin": origin}
         self.write({**entry, "sources": sources} if sources else entry)
         named = [f"{name} {own:.4f}" for name, own in sources.items()]
-        more = f", and {len(named) - _SHOWN:,} more" if len(named) > _SHOWN else ""
-        told = f"  ({', '.join(named[:_SHOWN])}{more})" if named else ""
+        more = f", and {len(named) - _MAX_LISTED:,} more" if len(named) > _MAX_LISTED else ""
+        told = f"  ({', '.join(named[:_MAX_LISTED])}{more})" if named else ""
         self.say(f"step {step:>{len(str(steps))}}/{steps}  val loss {loss:.4f}{told}")
 
 
@@ -99,8 +99,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     # What ends in a line break leaves nothing after it; what does not was never finished.
     for number, line in enumerate(lines[:-1], 1):
         try:
-            entry = parse_object(line)
-            fault = _fault(entry)
+            entry = parse_json_object(line)
+            fault = _find_entry_fault(entry)
         except ValueError as error:
             fault = str(error)
         if fault:
@@ -112,19 +112,19 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _fault(entry: dict[str, Any]) -> str:
+def _find_entry_fault(entry: dict[str, Any]) -> str:
     """What is wrong with an entry, as the end of a sentence; empty when nothing is."""
     kind, step, loss = (entry.get(name) for name in ("kind", "step", "loss"))
-    if kind not in _KINDS:
-        return f"has {kind!r:.40} for kind, none of {', '.join(_KINDS)}"
+    if kind not in _ENTRY_KINDS:
+        return f"has {kind!r:.40} for kind, none of {', '.join(_ENTRY_KINDS)}"
     if not isinstance(step, int) or isinstance(step, bool):
         return f"has {step!r:.40} for step, no whole number"
-    if kind in _LOSSES and (not isinstance(loss, int | float) or isinstance(loss, bool)):
+    if kind in _LOSS_KINDS and (not isinstance(loss, int | float) or isinstance(loss, bool)):
         return f"has {loss!r:.40} for loss, no number"
     return ""
 
 
-def cut_log(path: Path, last_step: int) -> None:
+def truncate_log(path: Path, last_step: int) -> None:
     """Keep what was logged up to ``last_step``: a resumed run writes the rest again.
 
     Raises:
@@ -142,7 +142,7 @@ def cut_log(path: Path, last_step: int) -> None:
         ) from error
 
 
-def draw_curve(log: Path, png: Path, title: str) -> None:
+def draw_loss_curve(log: Path, png: Path, title: str) -> None:
     """Draw the losses of a log against the step.
 
     Raises:
@@ -159,7 +159,7 @@ def draw_curve(log: Path, png: Path, title: str) -> None:
         points = [(e["step"], e["loss"]) for e in entries if e["kind"] == kind]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title=drawable(title))
+    axes.set(xlabel="step", ylabel="loss (nats a token)", title=escape_plot_text(title))
     axes.grid(alpha=0.3)
     axes.legend()
-    save_picture(figure, png)
+    save_figure(figure, png)

@@ -8,24 +8,24 @@ from typing import Any, Literal
 
 from batchloom import PlanSpec
 from batchloom.core.errors import InputMissingError, SettingsError
-from batchloom.core.settings import from_plain, nearest, raise_problems
-from batchloom.core.wording import counted
-from batchloom.train.json_files import parse_object, read_object
+from batchloom.core.settings import from_plain, raise_problems, suggest
+from batchloom.core.wording import format_count
+from batchloom.train.json_files import parse_json_object, read_json_object
 
 # The largest a plan takes; a run's other counts of steps and rows follow them.
-MOST_STEPS = PlanSpec.bounds["steps"][1]
-MOST_TOKENS = PlanSpec.bounds["seq_len"][1]
-MOST_ROWS = PlanSpec.bounds["global_batch_size"][1]
+MAX_STEPS = PlanSpec.bounds["steps"][1]
+MAX_TOKENS = PlanSpec.bounds["seq_len"][1]
+MAX_ROWS = PlanSpec.bounds["global_batch_size"][1]
 # Far beyond what fits into a machine: memory is reckoned with from these numbers, not found out.
-_MOST_WIDTH = 1 << 24
-_MOST_LAYERS = 4096
-_MOST_IDS = 1 << 31
+_MAX_WIDTH = 1 << 24
+_MAX_LAYERS = 4096
+_MAX_IDS = 1 << 31
 
 # Settings of a part of TrainSettings that have an option of their own.
-PRETRAINED = {"init", "attn_implementation"}
-_INNER = {
+PRETRAINED_KEYS = {"init", "attn_implementation"}
+_NESTED_SETTINGS = {
     "optim": ("lr",),
-    "model": PRETRAINED,
+    "model": PRETRAINED_KEYS,
     "order": ("packing", "overlong", "shuffle", "noise_prob", "uneven", "balance"),
 }
 
@@ -56,17 +56,17 @@ class ModelSettings:
     def problems(self) -> list[str]:
         """What is wrong with these values, each problem with its path."""
         bounds: Bounds = {
-            "layers": (1, _MOST_LAYERS),
-            "heads": (1, _MOST_WIDTH),
-            "width": (2, _MOST_WIDTH),
-            "hidden": (1, _MOST_WIDTH),
+            "layers": (1, _MAX_LAYERS),
+            "heads": (1, _MAX_WIDTH),
+            "width": (2, _MAX_WIDTH),
+            "hidden": (1, _MAX_WIDTH),
             "rotary_base": (1, 1e12),
-            "vocab_size": (2, _MOST_IDS),
+            "vocab_size": (2, _MAX_IDS),
         }
-        found = outside(bounds, self)
-        if 0 < self.heads <= _MOST_WIDTH and self.width % (2 * self.heads):
+        found = find_out_of_bounds(bounds, self)
+        if 0 < self.heads <= _MAX_WIDTH and self.width % (2 * self.heads):
             found.append(
-                f"width: {_spelled(self.width)} is not a multiple of {2 * self.heads} "
+                f"width: {_format_number(self.width)} is not a multiple of {2 * self.heads} "
                 f"(2 x {self.heads} heads)"
             )
         return [f"model.{problem}" for problem in found]
@@ -92,7 +92,7 @@ class PretrainedSettings:
 
 
 # Over the defaults of TrainSettings: a trained model is moved by small steps.
-_FINETUNING = {"steps": 100}
+_FINETUNING_DEFAULTS = {"steps": 100}
 _FINETUNING_OPTIM = {"lr": 1e-5, "warmup_steps": 10, "weight_decay": 0.0, "beta2": 0.999}
 _FINETUNING_SEQ_LEN = 2048
 
@@ -123,7 +123,7 @@ class OptimSettings:
         """What is wrong with these values, each problem with its path."""
         bounds: Bounds = {
             "final_lr_share": (0, 1),
-            "warmup_steps": (0, MOST_STEPS),
+            "warmup_steps": (0, MAX_STEPS),
             "weight_decay": (0, 1e6),
         }
         found = [
@@ -131,7 +131,7 @@ class OptimSettings:
             for name in ("lr", "clip")
             if not 0 < getattr(self, name) < math.inf
         ]
-        found += outside(bounds, self)
+        found += find_out_of_bounds(bounds, self)
         found += [
             f"{name}: {getattr(self, name)} is not in [0, 1)"
             for name in ("beta1", "beta2")
@@ -197,19 +197,21 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         bounds: Bounds = {
-            "steps": (1, MOST_STEPS),
-            "seq_len": (2, MOST_TOKENS),
-            "global_batch_size": (1, MOST_ROWS),
-            "batch_size": (1, MOST_ROWS),
+            "steps": (1, MAX_STEPS),
+            "seq_len": (2, MAX_TOKENS),
+            "global_batch_size": (1, MAX_ROWS),
+            "batch_size": (1, MAX_ROWS),
             "seed": (-(1 << 127), (1 << 128) - 1),
-            "eval_interval": (0, MOST_STEPS),
-            "eval_batches": (1, MOST_STEPS),
-            "save_interval": (0, MOST_STEPS),
+            "eval_interval": (0, MAX_STEPS),
+            "eval_batches": (1, MAX_STEPS),
+            "save_interval": (0, MAX_STEPS),
         }
-        raise_problems(outside(bounds, self) + self.model.problems() + self.optim.problems())
+        raise_problems(
+            find_out_of_bounds(bounds, self) + self.model.problems() + self.optim.problems()
+        )
 
 
-def outside(bounds: Bounds, spec: object) -> list[str]:
+def find_out_of_bounds(bounds: Bounds, spec: object) -> list[str]:
     """The problems of values that do not lie between the least and the most they may be.
 
     None, for what need not be given, is none; not a number is one.
@@ -219,38 +221,42 @@ def outside(bounds: Bounds, spec: object) -> list[str]:
         value = getattr(spec, name)
         if value is None or least <= value <= most:
             continue
-        side = f"above {_spelled(most)}, the most" if value > most else f"below {_spelled(least)}"
+        side = (
+            f"above {_format_number(most)}, the most"
+            if value > most
+            else f"below {_format_number(least)}"
+        )
         fault = "no number" if isinstance(value, float) and math.isnan(value) else side
-        found.append(f"{name}: {_spelled(value)} is {fault}")
+        found.append(f"{name}: {_format_number(value)} is {fault}")
     return found
 
 
-def _spelled(number: float) -> str:
+def _format_number(number: float) -> str:
     """A number as text, or about how long it is where nobody would read it to its end."""
     if isinstance(number, int) and number.bit_length() > 160:
         return f"a number of about {round(number.bit_length() * math.log10(2))} digits"
     return str(number)
 
 
-def model_names() -> list[str]:
+def list_model_names() -> list[str]:
     """The names of the configurations that ship with the package."""
     folder = resources.files("batchloom.train") / "configs"
     names = [file.name for file in folder.iterdir() if file.name.endswith(".json")]
     return sorted(name.removesuffix(".json") for name in names)
 
 
-def named_config(name: str) -> dict[str, Any]:
+def load_named_config(name: str) -> dict[str, Any]:
     """The plain values of a configuration that ships with the package.
 
     Raises:
         SettingsError: there is none of that name.
     """
-    names = model_names()
+    names = list_model_names()
     if name not in names:
         raise SettingsError(
-            [f"--model-name: {name!r} is none of {', '.join(names)}{nearest(name, names)}"]
+            [f"--model-name: {name!r} is none of {', '.join(names)}{suggest(name, names)}"]
         )
-    return parse_object(
+    return parse_json_object(
         (resources.files("batchloom.train") / "configs" / f"{name}.json").read_bytes()
     )
 
@@ -265,16 +271,16 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise InputMissingError(
             f"{path}: no such file; --config-file takes a JSON file such as those that "
-            f"--model-name names ({', '.join(model_names())})"
+            f"--model-name names ({', '.join(list_model_names())})"
         )
     try:
-        return read_object(path)
+        return read_json_object(path)
     except ValueError as error:
         problem = f"{path}: {error}; --config-file takes a JSON file as in configs/"
         raise SettingsError([problem]) from error
 
 
-def finetuning(plain: dict[str, Any], longest: int | None) -> dict[str, Any]:
+def apply_finetuning_defaults(plain: dict[str, Any], longest: int | None) -> dict[str, Any]:
     """A configuration's plain values over the defaults for a model that was trained before.
 
     Args:
@@ -282,14 +288,14 @@ def finetuning(plain: dict[str, Any], longest: int | None) -> dict[str, Any]:
         longest: the most tokens the model was built for; None for no bound.
     """
     seq_len = min(_FINETUNING_SEQ_LEN, longest or _FINETUNING_SEQ_LEN)
-    whole = {**_FINETUNING, "seq_len": seq_len, **plain}
+    whole = {**_FINETUNING_DEFAULTS, "seq_len": seq_len, **plain}
     optim = plain.get("optim", {})
     if isinstance(optim, dict):
         whole["optim"] = {**_FINETUNING_OPTIM, **optim}
     return whole
 
 
-def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = "") -> TrainSettings:
+def make_settings(plain: dict[str, Any], changes: dict[str, Any], path: str = "") -> TrainSettings:
     """Settings from a configuration's plain values and what was asked for over them.
 
     Args:
@@ -303,7 +309,7 @@ def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
         SettingsError: unknown settings, missing ones, wrong types and impossible values.
     """
     given = {name: value for name, value in changes.items() if value is not None}
-    for group, names in _INNER.items():
+    for group, names in _NESTED_SETTINGS.items():
         inner = {name: given.pop(name) for name in names if name in given}
         before = plain.get(group, {})
         # What is no object stays, so that its problem is told with the others.
@@ -312,18 +318,18 @@ def settings_from(plain: dict[str, Any], changes: dict[str, Any], path: str = ""
     return from_plain(TrainSettings, {**plain, **given}, path)
 
 
-def rank_share(settings: TrainSettings, world_size: int) -> int:
+def compute_rank_rows(settings: TrainSettings, world_size: int) -> int:
     """Sequences of a step that a rank is given."""
     return -(-settings.global_batch_size // world_size)
 
 
-def accumulation(settings: TrainSettings, world_size: int) -> int:
+def compute_accumulation_steps(settings: TrainSettings, world_size: int) -> int:
     """Forward passes of one rank that make one step.
 
     Raises:
         SettingsError: the sizes do not divide; names sizes that do.
     """
-    total, share = settings.global_batch_size, rank_share(settings, world_size)
+    total, share = settings.global_batch_size, compute_rank_rows(settings, world_size)
     rows = settings.batch_size or share
     if settings.order.uneven == "pad":
         return -(-share // rows)
@@ -338,7 +344,7 @@ def accumulation(settings: TrainSettings, world_size: int) -> int:
     if share % rows:
         fitting = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)
         problem = (
-            f"a rank's {share} sequences a step ({total} over {counted(world_size, 'rank')}) cannot be cut "
+            f"a rank's {share} sequences a step ({total} over {format_count(world_size, 'rank')}) cannot be cut "
             f"into passes of {rows}; --batch-size {fitting} can, and any number can with --uneven pad"
         )
         raise SettingsError([f"batch_size: {problem}"])

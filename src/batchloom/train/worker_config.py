@@ -5,29 +5,29 @@ from pathlib import Path
 from threading import Event
 from typing import final, get_args
 
-from batchloom.core.settings import nearest, raise_problems, set_wholes, shown
-from batchloom.core.synthetic_data import NAMES as SYNTHETIC, parse_synthetic
-from batchloom.train.train_settings import MOST_ROWS, MOST_STEPS, MOST_TOKENS, Overlong
+from batchloom.core.settings import coerce_int_fields, quote_value, raise_problems, suggest
+from batchloom.core.synthetic_data import SYNTHETIC_NAMES as SYNTHETIC, parse_synthetic_spec
+from batchloom.train.train_settings import MAX_ROWS, MAX_STEPS, MAX_TOKENS, Overlong
 
-HUGGINGFACE, STORE = "huggingface", "store"
-DATASET_TYPES = (*SYNTHETIC, HUGGINGFACE, STORE)
+HUGGINGFACE_TYPE, STORE_TYPE = "huggingface", "store"
+DATASET_TYPES = (*SYNTHETIC, HUGGINGFACE_TYPE, STORE_TYPE)
 # The configurations of the trainer that they are.
 MODEL_SIZES = {"tiny": "tiny", "medium": "150M_1024"}
-_OVERLONG = get_args(Overlong)
+_OVERLONG_POLICIES = get_args(Overlong)
 _BOUNDS = {
-    "batch_size": (1, MOST_ROWS),
-    "seq_len": (2, MOST_TOKENS),
-    "num_steps": (1, MOST_STEPS),
-    "save_interval": (0, MOST_STEPS),
+    "batch_size": (1, MAX_ROWS),
+    "seq_len": (2, MAX_TOKENS),
+    "num_steps": (1, MAX_STEPS),
+    "save_interval": (0, MAX_STEPS),
 }
-_NAMED = {
-    HUGGINGFACE: "a data set of the Hub, as org/name[:config][/split][@revision]",
-    STORE: "the folder or the URL of a store (batchloom prepare makes one)",
+_DATASET_NAME_HELP = {
+    HUGGINGFACE_TYPE: "a data set of the Hub, as org/name[:config][/split][@revision]",
+    STORE_TYPE: "the folder or the URL of a store (batchloom prepare makes one)",
 }
 
 
 @final
-class Leave(Event):
+class LeaveEvent(Event):
     """Asks the workers of a run, when it is set, to save and stop after the step they are at.
 
     Attributes:
@@ -73,38 +73,43 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
-        problems = set_wholes(self, _BOUNDS)
+        problems = coerce_int_fields(self, _BOUNDS)
         for name, known in (("dataset_type", DATASET_TYPES), ("model_size", MODEL_SIZES)):
             value = getattr(self, name)
             if value not in known:
-                fault = "missing" if not value else f"{shown(value)} is no {name.split('_')[1]}"
-                problems.append(
-                    f"{name}: {fault}; give one of {', '.join(known)}{nearest(str(value), known)}"
+                fault = (
+                    "missing" if not value else f"{quote_value(value)} is no {name.split('_')[1]}"
                 )
-        if self.overlong not in (None, *_OVERLONG):
+                problems.append(
+                    f"{name}: {fault}; give one of {', '.join(known)}{suggest(str(value), known)}"
+                )
+        if self.overlong not in (None, *_OVERLONG_POLICIES):
             problems.append(
-                f"overlong: {shown(self.overlong)} is none of {', '.join(_OVERLONG)}"
-                f"{nearest(str(self.overlong), _OVERLONG)}"
+                f"overlong: {quote_value(self.overlong)} is none of {', '.join(_OVERLONG_POLICIES)}"
+                f"{suggest(str(self.overlong), _OVERLONG_POLICIES)}"
             )
         raise_problems(problems + self._data_problems())
 
     def _data_problems(self) -> list[str]:
         kind, name = self.dataset_type, self.dataset_name
         problems = []
-        if kind in _NAMED and not name:
-            problems.append(f"dataset_name: missing; {kind} is read from {_NAMED[kind]}")
-        if kind in DATASET_TYPES and kind != HUGGINGFACE and self.tokenizer_name is not None:
-            why = "a store has its own" if kind == STORE else "made-up data has no text"
+        if kind in _DATASET_NAME_HELP and not name:
             problems.append(
-                f"tokenizer_name: {shown(self.tokenizer_name)} goes with {HUGGINGFACE} only; {why}"
+                f"dataset_name: missing; {kind} is read from {_DATASET_NAME_HELP[kind]}"
+            )
+        if kind in DATASET_TYPES and kind != HUGGINGFACE_TYPE and self.tokenizer_name is not None:
+            why = "a store has its own" if kind == STORE_TYPE else "made-up data has no text"
+            problems.append(
+                f"tokenizer_name: {quote_value(self.tokenizer_name)} goes with {HUGGINGFACE_TYPE} only; {why}"
             )
         if kind in SYNTHETIC and name:
             try:
-                parse_synthetic(self.place)
+                parse_synthetic_spec(self.place)
             except ValueError as error:
                 problems.append(
-                    f"dataset_name: {error}; or leave it out. Real data is of another dataset_type, {HUGGINGFACE} or "
-                    f"{STORE}"
+                    f"dataset_name: {error}; or leave it out. Real data is of another dataset_type, "
+                    f"{HUGGINGFACE_TYPE} or "
+                    f"{STORE_TYPE}"
                 )
         return problems
 

@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any
 
 from batchloom.core.errors import InputError
-from batchloom.core.settings import is_switch, raise_problems, shown, whole
+from batchloom.core.settings import as_int, is_bool, quote_value, raise_problems
 
-SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+LR_SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class FSDP2Arguments:
 
 
 # What a plan has too, and what it is where there is none.
-_OF_PLAN: dict[str, Any] = {
+_PLAN_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 3.0,
     "seed": 42,
     "max_length": 1024,
@@ -84,7 +84,7 @@ _OF_PLAN: dict[str, Any] = {
 
 # What changes nothing here: this trainer loads, says and starts things in its own way; an evaluation is asked for by
 # eval_strategy, which is refused.
-_WITHOUT_EFFECT = frozenset(
+_IGNORED_SETTINGS = frozenset(
     {
         *(
             "do_train",
@@ -107,7 +107,7 @@ _WITHOUT_EFFECT = frozenset(
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
-def arguments_of(args: Any) -> FSDP2Arguments:
+def convert_arguments(args: Any) -> FSDP2Arguments:
     """The settings in ``args``, all of which are obeyed.
 
     Args:
@@ -118,9 +118,11 @@ def arguments_of(args: Any) -> FSDP2Arguments:
         SettingsError: settings of which this trainer does nothing, or that are wrong; all of them at once.
     """
     if isinstance(args, FSDP2Arguments):
-        unset = {name: value for name, value in _OF_PLAN.items() if getattr(args, name) is None}
+        unset = {
+            name: value for name, value in _PLAN_DEFAULTS.items() if getattr(args, name) is None
+        }
         whole = dataclasses.replace(args, **unset)
-        raise_problems(_wrong(whole))
+        raise_problems(_find_setting_problems(whole))
         return whole
     theirs = [
         one
@@ -130,23 +132,25 @@ def arguments_of(args: Any) -> FSDP2Arguments:
     if not theirs or not hasattr(args, "per_device_train_batch_size"):
         raise InputError(
             "FSDP2SFTTrainer takes args=FSDP2Arguments(output_dir=...), TrainingArguments or SFTConfig, not "
-            f"{shown(args)}."
+            f"{quote_value(args)}."
         )
     ours = {field.name for field in dataclasses.fields(FSDP2Arguments)}
-    values = {name: _plain(getattr(args, name)) for name in ours if hasattr(args, name)}
+    values = {name: _to_plain_setting(getattr(args, name)) for name in ours if hasattr(args, name)}
     # TrainingArguments have neither, and no length is as good as another.
-    values = {"packing": _OF_PLAN["packing"], "max_length": None, **values}
+    values = {"packing": _PLAN_DEFAULTS["packing"], "max_length": None, **values}
     # As they have it when nobody says.
     values["bf16"] = values["bf16"] or False
     # The later name, where there is one.
     later = getattr(args, "activation_checkpointing", False)
     values["gradient_checkpointing"] = values["gradient_checkpointing"] or later
     made = FSDP2Arguments(**values)
-    raise_problems([*_unheard(args, theirs[0], ours), *_wrong(made)])
+    raise_problems(
+        [*_find_unsupported_settings(args, theirs[0], ours), *_find_setting_problems(made)]
+    )
     return made
 
 
-def asked_of_plan(args: Any) -> dict[str, Any]:
+def collect_plan_settings(args: Any) -> dict[str, Any]:
     """The settings that a plan has too, as far as they were set.
 
     Hugging Face's classes do not tell a default from the same value that was set: it is taken for the default.
@@ -155,28 +159,33 @@ def asked_of_plan(args: Any) -> dict[str, Any]:
     return {
         field.name: value
         for field in dataclasses.fields(args)
-        if field.name in _OF_PLAN
+        if field.name in _PLAN_DEFAULTS
         and (value := getattr(args, field.name)) is not None
         and (ours or value != field.default)
     }
 
 
-def _unheard(args: Any, kind: type, ours: set[str]) -> list[str]:
+def _find_unsupported_settings(args: Any, kind: type, ours: set[str]) -> list[str]:
     """The settings of which this trainer does nothing, and that are not left as they were."""
     problems = []
     for field in dataclasses.fields(kind):
         value = getattr(args, field.name)
         if field.name == "optim":
-            if _plain(value) not in _OPTIMIZERS:
-                problems.append(f"optim: {_plain(value)!r} is none of {', '.join(_OPTIMIZERS)}")
-        elif not (field.name in ours or field.name in _WITHOUT_EFFECT or _untouched(field, value)):
+            if _to_plain_setting(value) not in _OPTIMIZERS:
+                problems.append(
+                    f"optim: {_to_plain_setting(value)!r} is none of {', '.join(_OPTIMIZERS)}"
+                )
+        elif not (
+            field.name in ours or field.name in _IGNORED_SETTINGS or _is_default(field, value)
+        ):
             problems.append(
-                f"{field.name}: FSDP2SFTTrainer does nothing with it, and it is {shown(_plain(value))}; leave it out"
+                f"{field.name}: FSDP2SFTTrainer does nothing with it, and it is "
+                f"{quote_value(_to_plain_setting(value))}; leave it out"
             )
     return problems
 
 
-def _untouched(field: Any, value: Any) -> bool:
+def _is_default(field: Any, value: Any) -> bool:
     """Whether a setting is what it is when nobody sets it."""
     default = field.default
     if default is dataclasses.MISSING:
@@ -191,30 +200,36 @@ def _untouched(field: Any, value: Any) -> bool:
     return bool(value == type(value)())
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_setting(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
 # What the numbers that need not be whole may be.
-_MOST = sys.float_info.max
-_AT_LEAST_0 = (0.0, _MOST, "of at least 0")
-_SHARE = (0.0, math.nextafter(1.0, 0.0), "of at least 0 and below 1")
-_NUMBERS = {
-    "num_train_epochs": (-_MOST, _MOST, "that is finite"),
-    "learning_rate": _AT_LEAST_0,
-    "warmup_steps": _AT_LEAST_0,
-    "weight_decay": _AT_LEAST_0,
-    "adam_beta1": _SHARE,
-    "adam_beta2": _SHARE,
-    "adam_epsilon": _AT_LEAST_0,
-    "max_grad_norm": (0.0, _MOST, "of at least 0; 0 is no bound"),
+_MAX_FLOAT = sys.float_info.max
+_NON_NEGATIVE = (0.0, _MAX_FLOAT, "of at least 0")
+_FRACTION = (0.0, math.nextafter(1.0, 0.0), "of at least 0 and below 1")
+_NUMBER_RANGES = {
+    "num_train_epochs": (-_MAX_FLOAT, _MAX_FLOAT, "that is finite"),
+    "learning_rate": _NON_NEGATIVE,
+    "warmup_steps": _NON_NEGATIVE,
+    "weight_decay": _NON_NEGATIVE,
+    "adam_beta1": _FRACTION,
+    "adam_beta2": _FRACTION,
+    "adam_epsilon": _NON_NEGATIVE,
+    "max_grad_norm": (0.0, _MAX_FLOAT, "of at least 0; 0 is no bound"),
 }
 
 
-def _wrong(args: FSDP2Arguments) -> list[str]:
+def _find_setting_problems(args: FSDP2Arguments) -> list[str]:
     """What is wrong with settings."""
-    wrong = {**_wrong_wholes(args), **_wrong_numbers(args), **_wrong_choices(args)}
-    problems = [f"{name}: {shown(getattr(args, name))} {said}" for name, said in wrong.items()]
+    wrong = {
+        **_find_integer_problems(args),
+        **_find_number_problems(args),
+        **_find_choice_problems(args),
+    }
+    problems = [
+        f"{name}: {quote_value(getattr(args, name))} {said}" for name, said in wrong.items()
+    ]
     epochs = args.num_train_epochs or 0
     if (
         not {"max_steps", "num_train_epochs"} & wrong.keys()
@@ -232,7 +247,7 @@ def _wrong(args: FSDP2Arguments) -> list[str]:
     return problems
 
 
-def _wrong_wholes(args: FSDP2Arguments) -> dict[str, str]:
+def _find_integer_problems(args: FSDP2Arguments) -> dict[str, str]:
     """What is said of each setting that is to count and does not."""
     counts = (
         "per_device_train_batch_size",
@@ -245,19 +260,19 @@ def _wrong_wholes(args: FSDP2Arguments) -> dict[str, str]:
     wrong = {
         name: "is not a whole number of at least 1"
         for name in counts
-        if not _counts(getattr(args, name), optional=name in ("save_total_limit", "max_length"))
+        if not _is_count(getattr(args, name), optional=name in ("save_total_limit", "max_length"))
     }
-    if whole(args.max_steps) is None:
+    if as_int(args.max_steps) is None:
         wrong["max_steps"] = "is not a whole number; -1 leaves it to num_train_epochs"
-    if args.seed is not None and whole(args.seed) is None:
+    if args.seed is not None and as_int(args.seed) is None:
         wrong["seed"] = "is not a whole number"
     return wrong
 
 
-def _wrong_numbers(args: FSDP2Arguments) -> dict[str, str]:
+def _find_number_problems(args: FSDP2Arguments) -> dict[str, str]:
     """What is said of each setting that is to be a number in a range and is none."""
     wrong = {}
-    for name, (least, most, said) in _NUMBERS.items():
+    for name, (least, most, said) in _NUMBER_RANGES.items():
         value = getattr(args, name)
         if value is None and name == "num_train_epochs":
             continue
@@ -268,14 +283,14 @@ def _wrong_numbers(args: FSDP2Arguments) -> dict[str, str]:
     return wrong
 
 
-def _wrong_choices(args: FSDP2Arguments) -> dict[str, str]:
+def _find_choice_problems(args: FSDP2Arguments) -> dict[str, str]:
     """What is said of each setting that is to be one of some values and is another."""
     wrong = {
         name: "is neither True nor False"
         for name in ("bf16", "gradient_checkpointing", "use_cpu", "packing")
-        if not is_switch(getattr(args, name))
+        if not is_bool(getattr(args, name))
     }
-    for name, known in (("lr_scheduler_type", SCHEDULES), ("save_strategy", ("steps", "no"))):
+    for name, known in (("lr_scheduler_type", LR_SCHEDULES), ("save_strategy", ("steps", "no"))):
         if getattr(args, name) not in known:
             wrong[name] = f"is none of {', '.join(known)}"
     folder: Any = args.output_dir
@@ -287,7 +302,7 @@ def _wrong_choices(args: FSDP2Arguments) -> dict[str, str]:
     return wrong
 
 
-def _counts(value: Any, *, optional: bool) -> bool:
+def _is_count(value: Any, *, optional: bool) -> bool:
     if value is None:
         return optional
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -11,22 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments
-from batchloom.batches import IGNORE, BatchOptions, Loader
+from batchloom.batches import IGNORE_INDEX, BatchOptions, Loader
 from batchloom.core.errors import InputError, PlanError, SettingsError
-from batchloom.core.settings import raise_problems, shown
+from batchloom.core.settings import quote_value, raise_problems
 from batchloom.plan import Mixture, Plan
-from batchloom.plan.order import rows_of_rank
+from batchloom.plan.order import count_rank_rows
 from batchloom.store import Store, open_store, write_file
-from batchloom.store.format import MaskBits, index_bytes
+from batchloom.store.format import MaskBuilder, encode_index
 from batchloom.store.write import write_mask
 
-_HELP = (
+_DATA_HELP = (
     "Give an open store (batchloom.open_store), a Mixture, a Plan, a Loader, or a list of records "
     '{"input_ids": [...], "labels": [...]}; batchloom prepare makes a store of texts and conversations'
 )
 
 
-def loader_of(data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_size: int) -> Loader:
+def make_fsdp2_loader(
+    data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_size: int
+) -> Loader:
     """The loader of this rank.
 
     Args:
@@ -46,7 +48,7 @@ def loader_of(data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_s
     if isinstance(data, Loader):
         _check_loader(data)
         _check_plan(data.plan, args, asked, size)
-        rows = rows_of_rank(size, world_size, micro)
+        rows = count_rank_rows(size, world_size, micro)
         if data.spec.micro_batch_size not in (None, micro) or rows % micro:
             raise PlanError(
                 f"The Loader was made with micro_batch_size={data.spec.micro_batch_size} and "
@@ -57,7 +59,7 @@ def loader_of(data: Any, args: FSDP2Arguments, asked: Mapping[str, Any], world_s
         _check_plan(data, args, asked, size)
         return Loader(data, batch=BatchOptions(micro_batch_size=micro))
     if not isinstance(data, Store | Mixture):
-        data = _kept(data)
+        data = _store_records(data)
     if args.max_length is None:
         raise SettingsError(
             [
@@ -135,35 +137,37 @@ def _check_plan(plan: Plan, args: FSDP2Arguments, asked: Mapping[str, Any], size
         )
 
 
-def _kept(records: Any) -> Store:
+def _store_records(records: Any) -> Store:
     """Records in memory as a store, in a temporary folder that goes when nobody has the store any more."""
     if isinstance(records, str | bytes | Mapping) or not (
         hasattr(records, "__len__") and hasattr(records, "__getitem__")
     ):
-        raise InputError(f"train_dataset is {shown(records)}. {_HELP}.")
+        raise InputError(f"train_dataset is {quote_value(records)}. {_DATA_HELP}.")
     if not len(records):
-        raise InputError(f"train_dataset is a {type(records).__name__} without records. {_HELP}.")
-    bits, pieces, lengths = MaskBits(), [], []
+        raise InputError(
+            f"train_dataset is a {type(records).__name__} without records. {_DATA_HELP}."
+        )
+    bits, pieces, lengths = MaskBuilder(), [], []
     for number in range(len(records)):
-        ids, trained = _document(records[number], number)
+        ids, trained = _parse_document(records[number], number)
         bits.append(trained)
         pieces.append(ids.tobytes())
         lengths.append(ids.size)
     folder = tempfile.mkdtemp(prefix="batchloom-")
     stem = Path(folder) / "records"
     write_file(stem.with_suffix(".bin"), b"".join(pieces))
-    write_file(stem.with_suffix(".idx"), index_bytes(np.array(lengths, np.uint32), _DTYPE))
+    write_file(stem.with_suffix(".idx"), encode_index(np.array(lengths, np.uint32), _ID_DTYPE))
     write_mask(stem, bits)
     store = open_store(stem)
     weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
     return store
 
 
-_DTYPE = np.dtype("<i4")
-_HIGHEST = int(np.iinfo(_DTYPE).max)
+_ID_DTYPE = np.dtype("<i4")
+_MAX_ID = int(np.iinfo(_ID_DTYPE).max)
 
 # What other trainers read of a record beside its ids and labels, to leave tokens out of the loss or to part documents.
-_NOT_OBEYED = (
+_UNSUPPORTED_COLUMNS = (
     "assistant_masks",
     "completion_mask",
     "label",
@@ -174,38 +178,42 @@ _NOT_OBEYED = (
 )
 
 
-def _document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The ids of a record, and which of them are trained."""
     if not isinstance(record, Mapping) or "input_ids" not in record:
-        raise InputError(f"Record {number} of train_dataset is {shown(record)}. {_HELP}.")
-    ids = _whole_numbers(record["input_ids"])
-    if ids is None or not ids.size or ids.min() < 0 or ids.max() > _HIGHEST:
         raise InputError(
-            f"input_ids of record {number} of train_dataset are {shown(record['input_ids'])}, no list of token ids "
-            f"from 0 to {_HIGHEST}."
+            f"Record {number} of train_dataset is {quote_value(record)}. {_DATA_HELP}."
         )
-    _refuse_not_obeyed(record, number, ids.shape)
-    labels = ids if record.get("labels") is None else _whole_numbers(record["labels"])
+    ids = _to_integer_array(record["input_ids"])
+    if ids is None or not ids.size or ids.min() < 0 or ids.max() > _MAX_ID:
+        raise InputError(
+            f"input_ids of record {number} of train_dataset are {quote_value(record['input_ids'])}, no list of "
+            f"token ids "
+            f"from 0 to {_MAX_ID}."
+        )
+    _check_columns(record, number, ids.shape)
+    labels = ids if record.get("labels") is None else _to_integer_array(record["labels"])
     if labels is None:
         raise InputError(
-            f"labels of record {number} of train_dataset are {shown(record['labels'])}, no list of tokens or -100."
+            f"labels of record {number} of train_dataset are {quote_value(record['labels'])}, no list of tokens or "
+            f"-100."
         )
     if labels.shape != ids.shape:
         raise InputError(
             f"Record {number} of train_dataset has {ids.size} input_ids and {labels.size} labels: one label a token, "
             "-100 where there is no loss."
         )
-    trained = labels != IGNORE
+    trained = labels != IGNORE_INDEX
     if bool((labels[trained] != ids[trained]).any()):
         place = int(np.flatnonzero(trained & (labels != ids))[0])
         raise InputError(
             f"Label {place} of record {number} of train_dataset is {int(labels[place])} and the token is "
             f"{int(ids[place])}: labels are the tokens themselves (models shift them), or -100."
         )
-    return ids.astype(_DTYPE), trained
+    return ids.astype(_ID_DTYPE), trained
 
 
-def _whole_numbers(values: Any) -> NDArray[Any] | None:
+def _to_integer_array(values: Any) -> NDArray[Any] | None:
     """Values as one row of whole numbers; None where they are none."""
     try:
         found = np.asarray(values)
@@ -215,9 +223,9 @@ def _whole_numbers(values: Any) -> NDArray[Any] | None:
     return found if found.ndim == 1 and found.dtype.kind in "iu" else None
 
 
-def _refuse_not_obeyed(record: Mapping[str, Any], number: int, shape: tuple[int, ...]) -> None:
+def _check_columns(record: Mapping[str, Any], number: int, shape: tuple[int, ...]) -> None:
     """Refuse what would change the loss of a record elsewhere, and changes nothing here."""
-    found = [name for name in _NOT_OBEYED if record.get(name) is not None]
+    found = [name for name in _UNSUPPORTED_COLUMNS if record.get(name) is not None]
     mask = record.get("attention_mask")
     if mask is not None and not np.array_equal(mask, np.ones(shape)):
         found.append("attention_mask (of other than a 1 a token)")

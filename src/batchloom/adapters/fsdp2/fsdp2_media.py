@@ -1,8 +1,8 @@
 """Images and audio for ``FSDP2SFTTrainer``: each pass runs what sees and hears on all ranks or on none."""
 
-from batchloom.adapters.requirements import TORCH, require
+from batchloom.adapters.requirements import TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchloom.batches import IGNORE, Batch, Chosen, Loader, own_masks
+from batchloom.batches import IGNORE_INDEX, Batch, DocumentRows, Loader, add_model_masks
 from batchloom.core.errors import InputError
 
-_OF_TOKENS = ("input_ids", "labels", "position_ids", "token_type_ids")
+_TOKEN_KEYS = ("input_ids", "labels", "position_ids", "token_type_ids")
 
 
 @final
@@ -35,7 +35,7 @@ class MediaPasses:
     """
 
     def __init__(self, loader: Loader, model: nn.Module, *, collated: bool) -> None:
-        self._examples = Chosen(loader)
+        self._examples = DocumentRows(loader)
         if collated:
             raise InputError(
                 "data_collator is given sequences, and the data holds images or audio, which belong to whole passes: "
@@ -46,7 +46,7 @@ class MediaPasses:
                 f"{type(model).__name__} is no model of transformers, which data with images or audio needs. Write the "
                 "loop: examples/fsdp2.py."
             )
-        if misfit := self._examples.misfit(model, loader.plan.spec.seq_len):
+        if misfit := self._examples.describe_media_mismatch(model, loader.plan.spec.seq_len):
             raise InputError(f"The model is {misfit}.")
         config: Any = model.config
         self._window: int | None = getattr(config.get_text_config(), "sliding_window", None)
@@ -63,20 +63,20 @@ class MediaPasses:
         added = self._row(seq_len)
         if added is None or not dist.is_initialized():
             return list(parts)
-        names = [name for name in added if name not in _OF_TOKENS]
+        names = [name for name in added if name not in _TOKEN_KEYS]
         held = torch.tensor([[name in part for name in names] for part in parts], device=device)
         there = held.int()
         dist.all_reduce(there, dist.ReduceOp.MAX)
         lacking = ((there > 0) & ~held).any(1).tolist()
         return [
-            more_rows(part, added) if lacks else part
+            concat_rows(part, added) if lacks else part
             for part, lacks in zip(parts, lacking, strict=True)
         ]
 
     def masked(self, part: Batch, device: torch.device) -> Batch:
         """A pass on a device, with the masks that its model needs beside positions."""
         part.update({name: value.to(device, non_blocking=True) for name, value in part.items()})
-        return own_masks(part, self._window)
+        return add_model_masks(part, self._window)
 
     def _row(self, seq_len: int) -> Batch | None:
         """Untrained rows that hold media of all kinds there are; None where none fit into a row."""
@@ -85,11 +85,11 @@ class MediaPasses:
             if not numbers:
                 return None
             self._added = self._examples.batch([[number] for number in numbers], seq_len)
-            self._added["labels"].fill_(IGNORE)
+            self._added["labels"].fill_(IGNORE_INDEX)
         return self._added
 
 
-def more_rows(part: Batch, added: Batch) -> Batch:
+def concat_rows(part: Batch, added: Batch) -> Batch:
     """The rows of one batch, then those of another."""
     found = {}
     media = added.cuts.media if added.cuts is not None else {}
@@ -100,7 +100,7 @@ def more_rows(part: Batch, added: Batch) -> Batch:
             # Positions in time, height and width have these as their first axis.
             found[name] = torch.cat((part[name], second), second.ndim - 2)
         elif first is not None:
-            found[name] = torch.cat(_alike(first, second))
+            found[name] = torch.cat(_pad_to_same_shape(first, second))
         elif media[name].axis:
             # Features that stand by row: of rows without any they are zeros.
             none = second.new_zeros((len(part["input_ids"]), *second.shape[1:]))
@@ -110,7 +110,7 @@ def more_rows(part: Batch, added: Batch) -> Batch:
     return Batch(found, part.step, part.origin)
 
 
-def _alike(first: Tensor, second: Tensor) -> list[Tensor]:
+def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
     """Both filled up with zeros to the larger size along all axes but the first."""
     sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
     return [
@@ -126,10 +126,10 @@ def _alike(first: Tensor, second: Tensor) -> list[Tensor]:
     ]
 
 
-def divided_loss(scores: Tensor, labels: Tensor, count: int) -> Tensor:
+def compute_divided_loss(scores: Tensor, labels: Tensor, count: int) -> Tensor:
     """The summed loss of a pass over a number; models that see or hear divide theirs by the tokens of a pass."""
-    wanted = functional.pad(labels[:, 1:], (0, 1), value=IGNORE).flatten()
+    wanted = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
     total = functional.cross_entropy(
-        scores.flatten(0, 1).float(), wanted, ignore_index=IGNORE, reduction="sum"
+        scores.flatten(0, 1).float(), wanted, ignore_index=IGNORE_INDEX, reduction="sum"
     )
     return total / count

@@ -8,7 +8,7 @@ from torch import nn
 from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments
 
 
-def adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
+def make_adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
     """AdamW, without decay of norms and biases."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     decayed = [weight for weight in weights if weight.ndim > 1]
@@ -26,7 +26,7 @@ def adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
     )
 
 
-def share_of_rate(args: FSDP2Arguments, step: int, steps: int) -> float:
+def compute_lr_factor(args: FSDP2Arguments, step: int, steps: int) -> float:
     """The share of ``learning_rate`` that a step (0 is the first) of so many is made with, as transformers has it."""
     asked = args.warmup_steps
     warmup = int(asked) if asked >= 1 else math.ceil(steps * asked)

@@ -4,9 +4,9 @@ That is read by any number of ranks, sharded or not. torch keeps the index of su
 from people you would not run code of.
 """
 
-from batchloom.adapters.requirements import TORCH, require
+from batchloom.adapters.requirements import TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 import contextlib
 import json
@@ -26,18 +26,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
 from batchloom.adapters.checkpoints import (
-    begin,
-    commit,
-    go_on,
-    newest,
-    step_of,
-    unusable,
-    written_aside,
+    begin_checkpoint,
+    commit_checkpoint,
+    find_newest_checkpoint,
+    parse_checkpoint_step,
+    resume_loader,
+    unusable_checkpoint_error,
+    writing_checkpoint,
 )
 from batchloom.batches import Loader
 
 
-def shard(model: nn.Module, *, bf16: bool = False) -> None:
+def shard_model(model: nn.Module, *, bf16: bool = False) -> None:
     """Shard a model's layers and the rest of it over all ranks, with the weights of rank 0; every rank calls it.
 
     Args:
@@ -54,18 +54,20 @@ def shard(model: nn.Module, *, bf16: bool = False) -> None:
     )
     kind = next(model.parameters()).device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
-    for layer in layers_of(model):
+    for layer in iter_wrapped_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def layers_of(model: nn.Module) -> Iterator[nn.Module]:
+def iter_wrapped_layers(model: nn.Module) -> Iterator[nn.Module]:
     """The modules that a model of transformers wants kept whole; none where it names none."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return (module for module in model.modules() if type(module).__name__ in names)
 
 
-def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> Path:
+def save_fsdp2(
+    folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader
+) -> Path:
     """Write ``folder/checkpoint-N``; every rank calls it.
 
     Killed at any moment it leaves the checkpoints before it as they are, and none that is not whole.
@@ -80,34 +82,34 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader
     Raises:
         OutputError: the folder cannot be written.
     """
-    with written_aside(folder, step) as aside:
-        state = _state(step, model, optimizer, loader)
-        with _quiet():
-            state_dict_saver.save(state, checkpoint_id=aside, no_dist=_alone())
+    with writing_checkpoint(folder, step) as aside:
+        state = _make_checkpoint_state(step, model, optimizer, loader)
+        with _silence_single_process_warning():
+            state_dict_saver.save(state, checkpoint_id=aside, no_dist=_is_single_process())
     return folder / f"checkpoint-{step}"
 
 
-def begin_save(
+def begin_async_save(
     folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader
 ) -> Callable[[], Path]:
-    """Copy what :func:`save` writes, and write it beside the training.
+    """Copy what :func:`save_fsdp2` writes, and write it beside the training.
 
     Returns:
         What waits for the files and gives the checkpoint its name. Every rank calls it, before the next save and at
         the end.
     """
-    aside = begin(folder, step)
-    state = _state(step, model, optimizer, loader)
-    written = state_dict_saver.async_save(state, checkpoint_id=aside, no_dist=_alone())
+    aside = begin_checkpoint(folder, step)
+    state = _make_checkpoint_state(step, model, optimizer, loader)
+    written = state_dict_saver.async_save(state, checkpoint_id=aside, no_dist=_is_single_process())
 
     def finish() -> Path:
         written.result()  # type: ignore[union-attr] # a response of several futures only with a stager of one's own
-        return commit(aside)
+        return commit_checkpoint(aside)
 
     return finish
 
 
-def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
+def load_fsdp2(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
     """Go on where a checkpoint was taken, on any number of ranks; every rank calls it.
 
     Returns:
@@ -117,55 +119,57 @@ def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer, loader: Loade
         StateError: it is of another plan or store (names each field that differs; nothing is changed then), stands
             before another step than its name says, is of another model or optimizer, or damaged.
     """
-    step = step_of(checkpoint)
+    step = parse_checkpoint_step(checkpoint)
     place = {"loader": ""}
-    _read(checkpoint, place)
+    _read_checkpoint(checkpoint, place)
     try:
         state = json.loads(place["loader"])
     except (TypeError, ValueError) as error:
-        raise unusable(checkpoint, error) from error
-    done = go_on(loader, state, checkpoint.name, step)
+        raise unusable_checkpoint_error(checkpoint, error) from error
+    done = resume_loader(loader, state, checkpoint.name, step)
     weights, moments = get_state_dict(model, optimizer)
-    _read(checkpoint, {"model": weights, "optimizer": moments})
+    _read_checkpoint(checkpoint, {"model": weights, "optimizer": moments})
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     return done
 
 
-def load_newest(folder: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
+def load_newest_fsdp2(folder: Path, model: nn.Module, optimizer: Optimizer, loader: Loader) -> int:
     """Go on from the newest whole checkpoint of a folder, or from the start; the steps done.
 
     Raises:
-        StateError: as :func:`load` does.
+        StateError: as :func:`load_fsdp2` does.
     """
-    found = newest(folder)
-    return load(found, model, optimizer, loader) if found else 0
+    found = find_newest_checkpoint(folder)
+    return load_fsdp2(found, model, optimizer, loader) if found else 0
 
 
-def _state(step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> dict[str, Any]:
+def _make_checkpoint_state(
+    step: int, model: nn.Module, optimizer: Optimizer, loader: Loader
+) -> dict[str, Any]:
     """What a checkpoint holds; the loader's place is a value, which no step made meanwhile moves."""
     weights, moments = get_state_dict(model, optimizer)
     place = json.dumps(loader.state_at(step))
     return {"model": weights, "optimizer": moments, "loader": place}
 
 
-def _read(checkpoint: Path, wanted: dict[str, Any]) -> None:
+def _read_checkpoint(checkpoint: Path, wanted: dict[str, Any]) -> None:
     """Fill a state from a checkpoint."""
     try:
-        with _quiet():
-            state_dict_loader.load(wanted, checkpoint_id=checkpoint, no_dist=_alone())
+        with _silence_single_process_warning():
+            state_dict_loader.load(wanted, checkpoint_id=checkpoint, no_dist=_is_single_process())
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
-        raise unusable(checkpoint, first) from error
+        raise unusable_checkpoint_error(checkpoint, first) from error
     except (OSError, RuntimeError, ValueError) as error:
-        raise unusable(checkpoint, error) from error
+        raise unusable_checkpoint_error(checkpoint, error) from error
 
 
-def _alone() -> bool:
+def _is_single_process() -> bool:
     return not dist.is_initialized()
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_single_process_warning() -> Iterator[None]:
     """Without torch's warning that one process is alone, which nothing is wrong with."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)

@@ -1,8 +1,8 @@
 """``FSDP2SFTTrainer``: Hugging Face's manner of training, over FSDP2 and the plan's batches."""
 
-from batchloom.adapters.requirements import TORCH, require
+from batchloom.adapters.requirements import TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 import json
 import math
@@ -22,14 +22,25 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.checkpoints import abandon, all_of, keep, meet, newest, step_of
+from batchloom.adapters.checkpoints import (
+    barrier,
+    discard_later_checkpoints,
+    find_newest_checkpoint,
+    list_checkpoints,
+    parse_checkpoint_step,
+    remove_old_checkpoints,
+)
 from batchloom.adapters.fsdp2 import fsdp2_state as fsdp2
-from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments, arguments_of, asked_of_plan
-from batchloom.adapters.fsdp2.fsdp2_data import loader_of
-from batchloom.adapters.fsdp2.fsdp2_media import MediaPasses, divided_loss
-from batchloom.adapters.fsdp2.fsdp2_optimizer import adamw, share_of_rate
-from batchloom.adapters.isolation_check import refuse_leak
-from batchloom.batches import IGNORE, Batch, Loader, Meter, takes, unknown_id
+from batchloom.adapters.fsdp2.fsdp2_arguments import (
+    FSDP2Arguments,
+    collect_plan_settings,
+    convert_arguments,
+)
+from batchloom.adapters.fsdp2.fsdp2_data import make_fsdp2_loader
+from batchloom.adapters.fsdp2.fsdp2_media import MediaPasses, compute_divided_loss
+from batchloom.adapters.fsdp2.fsdp2_optimizer import compute_lr_factor, make_adamw
+from batchloom.adapters.isolation_check import check_no_leak
+from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter, accepts_argument, find_unknown_id
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
 from batchloom.store import write_file
 
@@ -80,29 +91,31 @@ class FSDP2SFTTrainer:
         train_dataset: Any,
         data_collator: Collator | None = None,
     ) -> None:
-        self.args = arguments_of(args)
+        self.args = convert_arguments(args)
         self.model = model
         self.data_collator = data_collator
         self.log_history: list[dict[str, Any]] = []
-        self.device = _device(use_cpu=self.args.use_cpu)
-        self.ranks = _join(self.device)
-        self.loader = loader_of(train_dataset, self.args, asked_of_plan(args), self.ranks)
+        self.device = _choose_device(use_cpu=self.args.use_cpu)
+        self.ranks = _init_process_group(self.device)
+        self.loader = make_fsdp2_loader(
+            train_dataset, self.args, collect_plan_settings(args), self.ranks
+        )
         self.media = None
         if self.loader.holds_media:
             self.media = MediaPasses(self.loader, model, collated=data_collator is not None)
         else:
-            _refuse_model(model)
-        if data_collator is None and not takes(model, "position_ids"):
+            _check_model(model)
+        if data_collator is None and not accepts_argument(model, "position_ids"):
             raise InputError(
                 f"{type(model).__name__} takes no position_ids: it would let the documents of a row see each other."
             )
-        self.steps = _steps(self.loader, self.args)
+        self.steps = _count_run_steps(self.loader, self.args)
         if self.args.gradient_checkpointing:
             # The later name, where there is one.
             former: Any = getattr(model, "gradient_checkpointing_enable", None)
             getattr(model, "activation_checkpointing_enable", former)({"use_reentrant": False})
         self._place_model()
-        self.optimizer = adamw(model, self.args)
+        self.optimizer = make_adamw(model, self.args)
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:  # noqa: FBT001 - as elsewhere
         """Do the steps of the run; every rank calls it.
@@ -127,23 +140,23 @@ class FSDP2SFTTrainer:
         self._begin_log(done)
         self.model.train()
         losses: list[float] = []
-        window, meter = _Window(), Meter(self.loader)
+        window, meter = _LogWindow(), Meter(self.loader)
         for batch in meter.over(self.loader):
             if batch.step >= self.steps:
                 break
             done = batch.step + 1
             if not losses:
-                self._refuse_leak(batch)
+                self._check_no_leak(batch)
             loss, norm, count = self._step(batch)
             losses.append(loss)
             window.add(loss, count)
             meter.step(batch, trained=count)
             if done % self.args.logging_steps == 0 or done == self.steps:
                 said = window.taken() | {"grad_norm": norm, "origin": batch.origin}
-                self._log(done, said | meter.figures())
-            self._end_of(done)
+                self._log(done, said | meter.metrics())
+            self._save_if_due(done)
         # The group stays: save_model and what a script does with shards need it.
-        meet()
+        barrier()
         mean = sum(losses) / max(1, len(losses))
         seconds = time.monotonic() - began
         return TrainOutput(done, mean, {"train_loss": mean, "train_runtime": seconds})
@@ -155,7 +168,7 @@ class FSDP2SFTTrainer:
         if self.loader.spec.rank == 0:
             place = output_dir or self.args.output_dir
             self.model.save_pretrained(place, state_dict=weights)  # type: ignore[operator]
-        meet()
+        barrier()
 
     def _place_model(self) -> None:
         """Bring the model to the device, and shard it where there are several ranks."""
@@ -172,12 +185,12 @@ class FSDP2SFTTrainer:
             )
         self.model.to(self.device)
         if self.ranks > 1:
-            fsdp2.shard(self.model, bf16=self.args.bf16)
+            fsdp2.shard_model(self.model, bf16=self.args.bf16)
 
     def _resume(self, asked: bool | str | None) -> int:  # noqa: FBT001
         """Go on from the checkpoint that is asked for; the steps done."""
         folder = Path(self.args.output_dir)
-        found = newest(folder)
+        found = find_newest_checkpoint(folder)
         if not asked:
             if found is not None and self.args.save_strategy == "steps":
                 raise TrainError(
@@ -193,17 +206,18 @@ class FSDP2SFTTrainer:
             )
         if not place.is_dir():
             raise StateError(
-                f"There is no checkpoint {place}; {folder} has {[one.name for one in all_of(folder)] or 'none'}."
+                f"There is no checkpoint {place}; {folder} has "
+                f"{[one.name for one in list_checkpoints(folder)] or 'none'}."
             )
-        done = fsdp2.load(place, self.model, self.optimizer, self.loader)
+        done = fsdp2.load_fsdp2(place, self.model, self.optimizer, self.loader)
         if self.args.save_strategy == "steps":
-            abandon(folder, step_of(place))
+            discard_later_checkpoints(folder, parse_checkpoint_step(place))
         return done
 
     def _step(self, batch: Batch) -> tuple[float, float, int]:
         """One optimizer step; its loss, the gradient's norm and the tokens trained, over all ranks."""
         rank, seed = self.loader.spec.rank, self.loader.plan.spec.seed
-        _check_ids(self.model, batch)
+        _check_vocabulary(self.model, batch)
         # Dropout of a step is the same whether or not the run was interrupted before it.
         torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
         split = batch.split(self.args.per_device_train_batch_size)
@@ -218,7 +232,7 @@ class FSDP2SFTTrainer:
             # FSDP takes the mean over ranks where the sum is meant.
             (loss * self.ranks).backward()
             total += loss.detach()
-        mean = _summed(total).item()
+        mean = _all_reduce_sum(total).item()
         # Without a bound this is the norm alone.
         norm = nn.utils.clip_grad_norm_(
             self.model.parameters(), self.args.max_grad_norm or math.inf
@@ -230,7 +244,9 @@ class FSDP2SFTTrainer:
                 f"learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest checkpoint."
             )
         for group in self.optimizer.param_groups:
-            group["lr"] = self.args.learning_rate * share_of_rate(self.args, batch.step, self.steps)
+            group["lr"] = self.args.learning_rate * compute_lr_factor(
+                self.args, batch.step, self.steps
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         return mean, norm_value, count
@@ -240,20 +256,22 @@ class FSDP2SFTTrainer:
         if self.media is None:
             return self.model(**part, use_cache=False, num_items_in_batch=count).loss
         given = {name: value for name, value in part.items() if name != "labels"}
-        return divided_loss(self.model(**given, use_cache=False).logits, part["labels"], count)
+        return compute_divided_loss(
+            self.model(**given, use_cache=False).logits, part["labels"], count
+        )
 
-    def _refuse_leak(self, batch: Batch) -> None:
+    def _check_no_leak(self, batch: Batch) -> None:
         """Refuse a model that lets packed documents see each other; a collator may keep them apart by itself."""
         if self.data_collator is not None:
             return
-        _check_ids(self.model, batch)
+        _check_vocabulary(self.model, batch)
 
         def collate(parts: list[Batch]) -> dict[str, Any]:
             return {**self._given(parts[0]), "use_cache": False}
 
         rows, half = self.args.per_device_train_batch_size, self.args.bf16
         with self._precision():
-            refuse_leak(self.model, self.loader, collate, rows, half=half)
+            check_no_leak(self.model, self.loader, collate, rows, half=half)
         if isinstance(self.model, FSDPModule):
             # Without a backward pass the root keeps its weights whole.
             self.model.reshard()
@@ -283,13 +301,13 @@ class FSDP2SFTTrainer:
         """Tokens with a loss in a step, over all ranks."""
         if self.data_collator is None:
             return self.loader.trained_tokens(step)
-        here = sum(int((part["labels"][..., 1:] != IGNORE).sum()) for part in parts)
+        here = sum(int((part["labels"][..., 1:] != IGNORE_INDEX).sum()) for part in parts)
         if here > (most := self.loader.tokens(step)):
             raise InputError(
                 f"data_collator gives labels to {here:,} places of step {step} on rank {self.loader.spec.rank}, which "
                 f"has {most:,} tokens: padding would be trained. Give labels of -100 where the plan has them."
             )
-        return int(_summed(torch.tensor(here, device=self.device)))
+        return int(_all_reduce_sum(torch.tensor(here, device=self.device)))
 
     def _precision(self) -> AbstractContextManager[Any]:
         """Autocast, where no shards are cast."""
@@ -302,7 +320,7 @@ class FSDP2SFTTrainer:
         if self.loader.spec.rank == 0:
             log = self._log_file
             log.parent.mkdir(parents=True, exist_ok=True)
-            write_file(log, b"".join(_lines(log, done)))
+            write_file(log, b"".join(_read_log_lines(log, done)))
         self.log_history = []
 
     def _log(self, step: int, said: dict[str, Any]) -> None:
@@ -317,19 +335,19 @@ class FSDP2SFTTrainer:
     def _log_file(self) -> Path:
         return Path(self.args.output_dir) / "log.jsonl"
 
-    def _end_of(self, step: int) -> None:
+    def _save_if_due(self, step: int) -> None:
         """Write a checkpoint where one is due."""
         last = step == self.steps
         due = self.args.save_strategy == "steps" and (step % self.args.save_steps == 0 or last)
         if due or last:
-            self._refuse_not_finite(step)
+            self._check_finite(step)
         if due:
             folder = Path(self.args.output_dir)
-            fsdp2.save(folder, step, self.model, self.optimizer, self.loader)
+            fsdp2.save_fsdp2(folder, step, self.model, self.optimizer, self.loader)
             if self.args.save_total_limit:
-                keep(folder, self.args.save_total_limit)
+                remove_old_checkpoints(folder, self.args.save_total_limit)
 
-    def _refuse_not_finite(self, step: int) -> None:
+    def _check_finite(self, step: int) -> None:
         """Refuse what an update left not finite, of which the loss before it says nothing; every rank calls it."""
         moments = (one for state in self.optimizer.state.values() for one in state.values())
         wrong = torch.zeros((), device=self.device)
@@ -337,7 +355,7 @@ class FSDP2SFTTrainer:
             # On a GPU none of them is waited for but the sum.
             here = held.to_local() if isinstance(held, DTensor) else held
             wrong += (~here.detach().isfinite()).any().to(self.device)
-        if _summed(wrong).item():
+        if _all_reduce_sum(wrong).item():
             raise TrainError(
                 f"After step {step - 1} weights or the optimizer's moments are not finite, and no checkpoint is "
                 f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and go on from the newest "
@@ -346,7 +364,7 @@ class FSDP2SFTTrainer:
 
 
 @final
-class _Window:
+class _LogWindow:
     """What is told of the steps since the last line of the log."""
 
     def __init__(self) -> None:
@@ -367,7 +385,7 @@ class _Window:
         return said
 
 
-def _lines(log: Path, done: int) -> list[bytes]:
+def _read_log_lines(log: Path, done: int) -> list[bytes]:
     """The lines of a log up to a step; the last is left out where a kill tore it."""
     kept = []
     for number, line in (
@@ -387,9 +405,9 @@ def _lines(log: Path, done: int) -> list[bytes]:
     return kept
 
 
-def _check_ids(model: nn.Module, batch: Batch) -> None:
+def _check_vocabulary(model: nn.Module, batch: Batch) -> None:
     """Refuse ids the model has no row for."""
-    if (unknown := unknown_id(model, batch["input_ids"])) is not None:
+    if (unknown := find_unknown_id(model, batch["input_ids"])) is not None:
         number, rows = unknown
         raise TrainError(
             f"Step {batch.step} of {batch.origin} holds id {number} and the model has rows for {rows}, from 0: "
@@ -397,7 +415,7 @@ def _check_ids(model: nn.Module, batch: Batch) -> None:
         )
 
 
-def _steps(loader: Loader, args: FSDP2Arguments) -> int:
+def _count_run_steps(loader: Loader, args: FSDP2Arguments) -> int:
     """Steps of the whole run."""
     steps = len(loader)
     if args.max_steps > steps:
@@ -408,10 +426,10 @@ def _steps(loader: Loader, args: FSDP2Arguments) -> int:
     return args.max_steps if args.max_steps > 0 else steps
 
 
-def _refuse_model(model: nn.Module) -> None:
+def _check_model(model: nn.Module) -> None:
     """Refuse a model whose loss cannot be divided by the tokens of a whole step."""
     named = getattr(model, "accepts_loss_kwargs", None)
-    if not (takes(model, "num_items_in_batch") if named is None else named):
+    if not (accepts_argument(model, "num_items_in_batch") if named is None else named):
         raise InputError(
             f"{type(model).__name__} does not take num_items_in_batch: its loss would be divided by the tokens of one "
             "pass of one rank, not by those of the step. Use a causal language model of transformers, or write the "
@@ -419,7 +437,7 @@ def _refuse_model(model: nn.Module) -> None:
         )
 
 
-def _device(*, use_cpu: bool) -> torch.device:
+def _choose_device(*, use_cpu: bool) -> torch.device:
     if use_cpu or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -427,14 +445,14 @@ def _device(*, use_cpu: bool) -> torch.device:
     return device
 
 
-def _join(device: torch.device) -> int:
+def _init_process_group(device: torch.device) -> int:
     """Be one of the launcher's processes; how many there are."""
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def _summed(value: Tensor) -> Tensor:
+def _all_reduce_sum(value: Tensor) -> Tensor:
     """The sum of a number over all ranks."""
     if dist.is_initialized():
         dist.all_reduce(value)

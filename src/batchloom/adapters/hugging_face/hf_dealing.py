@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchloom.adapters.requirements import TRL, require
+from batchloom.adapters.requirements import TRL, require_installed
 from batchloom.batches import Batch, Loader
 from batchloom.core.errors import TrainError
-from batchloom.plan.order import DATA_PARALLEL, divisors
+from batchloom.plan.order import DATA_PARALLEL, list_divisors
 
-Form = Callable[[Batch], Mapping[str, Any]]
+BatchForm = Callable[[Batch], Mapping[str, Any]]
 
 
-class Collator:
+class MicroBatchCollator:
     """Gives the model the micro-batch the dataset made; its one item is that already."""
 
-    def __init__(self, form: Form | None = None) -> None:
+    def __init__(self, form: BatchForm | None = None) -> None:
         self._form = form
 
     def __call__(self, items: Sequence[Batch]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class Collator:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealing:
+class TrainerBatching:
     """How a trainer deals a dataset that is read in order: batch after batch, to one rank after the other.
 
     Attributes:
@@ -59,7 +59,8 @@ class Dealing:
         turn, rank = divmod(batch, self.world_size)
         if rank != self.rank:
             raise TrainError(
-                f"Row {number} is for rank {rank} of {self.world_size}, and rank {self.rank} asks for it. {_DEALT}"
+                f"Row {number} is for rank {rank} of {self.world_size}, and rank {self.rank} asks for it. "
+                f"{_DEALT_REMEDY}"
             )
         step, micro = divmod(turn, self.accumulation)
         return step, micro, row
@@ -75,42 +76,44 @@ class Dealing:
             shown = ", ".join(map(str, numbers[:4]))
             raise TrainError(
                 f"The trainer asks for rows {shown}, ... ({len(numbers)}) at once, and {self.batch_size} in order make "
-                f"a micro-batch of the plan. {_DEALT}"
+                f"a micro-batch of the plan. {_DEALT_REMEDY}"
             )
         return step, micro
 
 
-_DEALT = (
+_DEALT_REMEDY = (
     "The plan has shuffled and dealt already: train_sampling_strategy='sequential', and no sampler, dispatching or "
     "splitting of batches beside it."
 )
 
 
-def dealing_of(args: Any, loader: Loader, *, evaluation: bool = False) -> Dealing:
+def make_trainer_batching(
+    args: Any, loader: Loader, *, evaluation: bool = False
+) -> TrainerBatching:
     """How these arguments have the rows of a loader dealt."""
     place = (loader.spec.rank, loader.spec.world_size)
     if evaluation:
-        return Dealing(args.eval_batch_size, 1, *place)
-    return Dealing(args.train_batch_size, args.gradient_accumulation_steps, *place)
+        return TrainerBatching(args.eval_batch_size, 1, *place)
+    return TrainerBatching(args.train_batch_size, args.gradient_accumulation_steps, *place)
 
 
-def problems_of(args: Any, loader: Loader) -> list[str]:
+def find_training_problems(args: Any, loader: Loader) -> list[str]:
     """Why a trainer with these arguments would not train on the plan of a loader, each with its remedy."""
     return [
-        *_loader_problems(args, loader, "loader"),
-        *_order_problems(args),
-        *_size_problems(args, loader),
-        *_step_problems(args, loader),
-        *_sft_problems(args),
+        *_find_loader_problems(args, loader, "loader"),
+        *_find_order_problems(args),
+        *_find_size_problems(args, loader),
+        *_find_step_problems(args, loader),
+        *_find_sft_problems(args),
     ]
 
 
-def evaluation_problems(args: Any, loader: Loader) -> list[str]:
+def find_evaluation_problems(args: Any, loader: Loader) -> list[str]:
     """Why a trainer with these arguments would not evaluate on the plan of a loader."""
-    problems = _loader_problems(args, loader, "evaluation")
+    problems = _find_loader_problems(args, loader, "evaluation")
     if not loader.plan.has_step(0):
-        problems.append(_nothing("evaluation", loader))
-    rows = _rows(loader)
+        problems.append(_describe_no_steps("evaluation", loader))
+    rows = _get_rows_per_step(loader)
     if rows is not None and rows != args.eval_batch_size:
         problems.append(
             f"per_device_eval_batch_size: {args.eval_batch_size} rows of a rank and the loader of the evaluation has "
@@ -120,7 +123,7 @@ def evaluation_problems(args: Any, loader: Loader) -> list[str]:
     return problems
 
 
-def _loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
+def _find_loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
     spec = loader.spec
     problems = []
     if (spec.rank, spec.world_size) != (args.process_index, args.world_size):
@@ -134,7 +137,7 @@ def _loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
             f"{name}: labels={spec.labels!r}; models of transformers shift by themselves: labels='aligned'"
         )
     if loader.holds_media:
-        problems += _media_problems(args, loader, name)
+        problems += _find_media_problems(args, loader, name)
     if spec.output != "torch":
         problems.append(f"{name}: output={spec.output!r}; the trainer takes tensors: 'torch'")
     mesh = getattr(args, "parallelism_config", None)
@@ -146,7 +149,7 @@ def _loader_problems(args: Any, loader: Loader, name: str) -> list[str]:
     return problems
 
 
-def _media_problems(args: Any, loader: Loader, name: str) -> list[str]:
+def _find_media_problems(args: Any, loader: Loader, name: str) -> list[str]:
     """What does not go with images and audio."""
     problems = []
     if loader.spec.form != "rows":
@@ -169,7 +172,7 @@ def _media_problems(args: Any, loader: Loader, name: str) -> list[str]:
 
 
 # Of the trainer's settings what the plan has decided already: the value that leaves it alone, and why.
-_SETTINGS: dict[str, tuple[object, str]] = {
+_REQUIRED_SETTINGS: dict[str, tuple[object, str]] = {
     "train_sampling_strategy": (
         "sequential",
         "the plan has shuffled already, and groups by length if asked (PlanOptions(group_by_length=True))",
@@ -188,10 +191,10 @@ _SETTINGS: dict[str, tuple[object, str]] = {
 }
 
 
-def _order_problems(args: Any) -> list[str]:
+def _find_order_problems(args: Any) -> list[str]:
     found = [
         f"{name}: {getattr(args, name)!r}; {why}: {name}={wanted!r}"
-        for name, (wanted, why) in _SETTINGS.items()
+        for name, (wanted, why) in _REQUIRED_SETTINGS.items()
         if getattr(args, name, wanted) != wanted
     ]
     found += [
@@ -205,21 +208,21 @@ def _order_problems(args: Any) -> list[str]:
     return found
 
 
-def _rows(loader: Loader) -> int | None:
+def _get_rows_per_step(loader: Loader) -> int | None:
     """Rows of every step of a rank; None where edits change them."""
     found = {loader.share_at(stretch.step).rows for stretch in loader.plan.orders.course.stretches}
     return None if len(found) > 1 else found.pop()
 
 
-def _size_problems(args: Any, loader: Loader) -> list[str]:
-    rows = _rows(loader)
+def _find_size_problems(args: Any, loader: Loader) -> list[str]:
+    rows = _get_rows_per_step(loader)
     if rows is None:
         fact = "its edits change global_batch_size, and a trainer has one for the whole run"
         return [f"loader: {fact}: edit the rest only"]
     each, passes = args.train_batch_size, args.gradient_accumulation_steps
     if each * passes == rows:
         return []
-    fitting = ", ".join(f"{size} x {rows // size}" for size in divisors(rows))
+    fitting = ", ".join(f"{size} x {rows // size}" for size in list_divisors(rows))
     made, wanted = each * passes * args.world_size, loader.plan.spec.global_batch_size
     fact = (
         f"{each} rows x gradient_accumulation_steps {passes} x {args.world_size} ranks make {made} a step, and the "
@@ -228,10 +231,10 @@ def _size_problems(args: Any, loader: Loader) -> list[str]:
     return [f"per_device_train_batch_size: {fact}; or Loader(global_batch_size={made})"]
 
 
-def _step_problems(args: Any, loader: Loader) -> list[str]:
+def _find_step_problems(args: Any, loader: Loader) -> list[str]:
     steps = len(loader)
     if not steps:
-        return [_nothing("loader", loader)]
+        return [_describe_no_steps("loader", loader)]
     if args.max_steps > steps:
         more = "Loader(epochs=...) or Loader(steps=...) for more"
         return [f"max_steps: {args.max_steps}, and the plan has {steps}: at most {steps}; {more}"]
@@ -243,7 +246,7 @@ def _step_problems(args: Any, loader: Loader) -> list[str]:
     return []
 
 
-def _nothing(name: str, loader: Loader) -> str:
+def _describe_no_steps(name: str, loader: Loader) -> str:
     size = loader.plan.spec.global_batch_size
     return (
         f"{name}: the documents make no step of {size} sequences, and last='drop' leaves out what does not fill one: "
@@ -251,11 +254,11 @@ def _nothing(name: str, loader: Loader) -> str:
     )
 
 
-def _sft_problems(args: Any) -> list[str]:
+def _find_sft_problems(args: Any) -> list[str]:
     """What of an ``SFTConfig`` would change rows that are ready."""
     if not hasattr(args, "dataset_kwargs"):
         return []
-    require(TRL)
+    require_installed(TRL)
     found = [
         f"{name}: True, and the loader has packed already: {name}=False"
         for name in ("packing", "padding_free", "eval_packing")

@@ -1,23 +1,23 @@
 """Figures of a run under a Hugging Face trainer, at the steps it logs.
 
 meter = Meter(loader)
-Trainer(..., callbacks=[parts.callback, FiguresCallback(meter, to_jsonl("out/metrics.jsonl"))])
+Trainer(..., callbacks=[parts.callback, MetricsCallback(meter, to_jsonl("out/metrics.jsonl"))])
 """
 
-from batchloom.adapters.requirements import TORCH, TRANSFORMERS, require
+from batchloom.adapters.requirements import TORCH, TRANSFORMERS, require_installed
 
-require(TORCH, TRANSFORMERS)
+require_installed(TORCH, TRANSFORMERS)
 
 from typing import Any, final
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from batchloom.adapters.logging import Send
+from batchloom.adapters.logging import SendMetrics
 from batchloom.batches import Meter
 
 
 @final
-class FiguresCallback(TrainerCallback):  # type: ignore[misc]  # types of transformers are not read
+class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # types of transformers are not read
     """Counts the trainer's steps with a meter, and sends its figures whenever the trainer logs its loss.
 
     Evaluations and checkpoints are no part of a step's time. How long data was waited for is not known here: the
@@ -28,7 +28,7 @@ class FiguresCallback(TrainerCallback):  # type: ignore[misc]  # types of transf
         send: takes (figures, step); see ``batchloom.adapters.logging``.
     """
 
-    def __init__(self, meter: Meter, send: Send) -> None:
+    def __init__(self, meter: Meter, send: SendMetrics) -> None:
         self._meter, self._send = meter, send
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -58,4 +58,4 @@ class FiguresCallback(TrainerCallback):  # type: ignore[misc]  # types of transf
     ) -> None:
         """Send the figures of the steps since the last log."""
         if "loss" in (logs or {}) and state.is_world_process_zero:
-            self._send(self._meter.figures(), state.global_step)
+            self._send(self._meter.metrics(), state.global_step)

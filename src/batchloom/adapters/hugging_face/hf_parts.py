@@ -1,8 +1,14 @@
 """The objects a Hugging Face trainer is given; ``adapters.hugging_face`` makes them."""
 
-from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require
+from batchloom.adapters.requirements import (
+    ACCELERATE,
+    DATASETS,
+    TORCH,
+    TRANSFORMERS,
+    require_installed,
+)
 
-require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
+require_installed(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
 
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast, final
@@ -17,14 +23,19 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.adapters.hugging_face.hf_dealing import Collator, Dealing, dealing_of, problems_of
-from batchloom.adapters.hugging_face.hf_weights import refuse_other_weights, weights_kept
-from batchloom.adapters.isolation_check import refuse_leak, scores_of
+from batchloom.adapters.hugging_face.hf_dealing import (
+    MicroBatchCollator,
+    TrainerBatching,
+    find_training_problems,
+    make_trainer_batching,
+)
+from batchloom.adapters.hugging_face.hf_weights import check_same_weights, sample_weights
+from batchloom.adapters.isolation_check import check_no_leak, get_logits
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import IGNORE, Batch, Loader
+from batchloom.batches import IGNORE_INDEX, Batch, Loader
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
-from batchloom.core.settings import shown, whole
-from batchloom.core.wording import counted
+from batchloom.core.settings import as_int, quote_value
+from batchloom.core.wording import format_count
 
 
 @final
@@ -42,7 +53,7 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         dealing: likewise.
     """
 
-    def __init__(self, loader: Loader, dealing: Dealing) -> None:
+    def __init__(self, loader: Loader, dealing: TrainerBatching) -> None:
         names = ("input_ids", "labels", "position_ids")
         super().__init__(pa.table({name: pa.array([], pa.list_(pa.int64())) for name in names}))
         self.dealing = dealing
@@ -81,9 +92,11 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         Raises:
             InputError: a column is asked for, which rows that are read one by one do not have.
         """
-        number = whole(key)
+        number = as_int(key)
         if number is None:
-            raise InputError(f"Rows of a plan are taken by their numbers, not by {shown(key)}.")
+            raise InputError(
+                f"Rows of a plan are taken by their numbers, not by {quote_value(key)}."
+            )
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         step, micro, row = self.dealing.part(number)
@@ -124,7 +137,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         first: the step that training began with, this time.
     """
 
-    def __init__(self, loader: Loader, dataset: PlannedRows, collator: Collator) -> None:
+    def __init__(self, loader: Loader, dataset: PlannedRows, collator: MicroBatchCollator) -> None:
         self._loader, self._dataset, self._collator = loader, dataset, collator
         self._trained: TrainerState | None = None
         self._model: Any = None
@@ -136,7 +149,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         done = self._trained.global_step if self._trained else 0
         kept = {"loader": self._loader.state_at(done)}
         if self._model is not None:
-            kept["weights"] = weights_kept(self._model)
+            kept["weights"] = sample_weights(self._model)
         return {"args": {}, "attributes": kept}
 
     def on_init_end(
@@ -169,7 +182,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
             TrainError: another dataset or collator, sizes that changed since the parts were made, ranks that differ, a
                 model that lets documents see each other, or has not the weights of the checkpoint.
         """
-        if problems := problems_of(args, self._loader):
+        if problems := find_training_problems(args, self._loader):
             raise SettingsError(problems)
         # The model may be another than at the trainer's beginning.
         disable_cache(model)
@@ -180,7 +193,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
                 f"The trainer has {names}: give it train_dataset=parts.dataset and data_collator=parts.collator "
                 "of the same parts as the callback."
             )
-        now, made = dealing_of(args, self._loader), self._dataset.dealing
+        now, made = make_trainer_batching(args, self._loader), self._dataset.dealing
         if now != made:
             raise TrainError(
                 f"The trainer's arguments have {now.batch_size} rows x gradient_accumulation_steps {now.accumulation}, "
@@ -195,7 +208,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         self._dataset.begin(self._loader, self.first if args.ignore_data_skip else 0)
         self._edits = self._loader.plan.edits
         require_agreement(self._loader, also={"max_steps": state.max_steps})
-        refuse_leak(
+        check_no_leak(
             model,
             self._loader,
             self._collator,
@@ -212,7 +225,8 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         edits = self._loader.plan.edits
         if edits != self._edits:
             raise TrainError(
-                f"The loader has {counted(len(edits), 'edit')} and had {len(self._edits)} when training began, and the "
+                f"The loader has {format_count(len(edits), 'edit')} and had {len(self._edits)} when training "
+                f"began, and the "
                 "trainer reads the plan of then: edit before trainer.train(), also when it goes on from a checkpoint."
             )
 
@@ -230,7 +244,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
                 f"The checkpoint is of step {self.first} and its loader's state of step {self._loader.next_step}; "
                 "it was changed by hand."
             )
-        refuse_other_weights(model, kept.get("weights"), self.first)
+        check_same_weights(model, kept.get("weights"), self.first)
 
 
 @final
@@ -252,16 +266,18 @@ class TokenLoss:
             labels: [R, S], not shifted.
             num_items_in_batch: trained tokens of the step; None for those of the micro-batch.
         """
-        scores = scores_of(outputs)
+        scores = get_logits(outputs)
         targets = labels[:, 1:].reshape(-1)
         total = functional.cross_entropy(
             scores[:, :-1].reshape(len(targets), -1).float(),
             targets,
-            ignore_index=IGNORE,
+            ignore_index=IGNORE_INDEX,
             reduction="sum",
             label_smoothing=self._smoothing,
         )
-        count = (targets != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
+        count = (
+            (targets != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch
+        )
         return total / torch.as_tensor(count, device=total.device).clamp(min=1)
 
 
@@ -276,16 +292,19 @@ def disable_cache(model: Any) -> None:
             part.config.use_cache = False
 
 
-def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+def compute_row_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """For ``preprocess_logits_for_metrics``: of each row the summed loss and the trained tokens, [R, 2] float32."""
     targets = labels[:, 1:]
     losses = functional.cross_entropy(
-        logits[:, :-1].transpose(1, 2).float(), targets, ignore_index=IGNORE, reduction="none"
+        logits[:, :-1].transpose(1, 2).float(), targets, ignore_index=IGNORE_INDEX, reduction="none"
     )
-    return torch.stack([losses.sum(1), (targets != IGNORE).sum(1).float()], 1)
+    return torch.stack([losses.sum(1), (targets != IGNORE_INDEX).sum(1).float()], 1)
 
 
-def token_loss(prediction: Any) -> dict[str, float]:
-    """For ``compute_metrics``, after :func:`row_losses`: ``eval_token_loss``, nats a trained token of the whole set."""
+def compute_token_loss(prediction: Any) -> dict[str, float]:
+    """Return ``eval_token_loss``, nats a trained token of the whole set, for ``compute_metrics``.
+
+    ``preprocess_logits_for_metrics`` is :func:`compute_row_losses`.
+    """
     losses, counts = np.asarray(prediction.predictions, np.float64).sum(0)
     return {"token_loss": float(losses / max(1.0, counts))}

@@ -5,9 +5,9 @@ Trainers of transformers load checkpoints by names and leave out, with a line in
 weights that a run began with.
 """
 
-from batchloom.adapters.requirements import TORCH, require
+from batchloom.adapters.requirements import TORCH, require_installed
 
-require(TORCH)
+require_installed(TORCH)
 
 from typing import Any
 
@@ -16,20 +16,20 @@ import torch
 from batchloom.core.errors import TrainError
 
 # A number of each weight, by its name.
-Kept = dict[str, float]
+WeightSamples = dict[str, float]
 
 
 @torch.no_grad()
-def weights_kept(model: Any) -> Kept:
+def sample_weights(model: Any) -> WeightSamples:
     """The number in the middle of each weight of a model; of what is sharded none."""
-    held = _held(model)
+    held = _local_weights(model)
     if not held:
         return {}
     numbers = [weight.flatten()[weight.numel() // 2].double().cpu() for weight in held.values()]
     return dict(zip(held, torch.stack(numbers).tolist(), strict=True))
 
 
-def _held(model: Any) -> dict[str, torch.Tensor]:
+def _local_weights(model: Any) -> dict[str, torch.Tensor]:
     return {
         name: weight
         for name, weight in model.named_parameters()
@@ -37,12 +37,12 @@ def _held(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def refuse_other_weights(model: Any, kept: object, step: int) -> None:
+def check_same_weights(model: Any, kept: object, step: int) -> None:
     """Refuse a model that has not the weights that it was saved with.
 
     Args:
         model: after the checkpoint was loaded.
-        kept: what :func:`weights_kept` gave when it was made; anything else for nothing. Of a model that was given
+        kept: what :func:`sample_weights` gave when it was made; anything else for nothing. Of a model that was given
             another dtype the same after rounding.
         step: of the checkpoint.
 
@@ -51,7 +51,7 @@ def refuse_other_weights(model: Any, kept: object, step: int) -> None:
     """
     if not isinstance(kept, dict):
         return
-    now, held = weights_kept(model), _held(model)
+    now, held = sample_weights(model), _local_weights(model)
     other = [
         name
         for name, number in now.items()

@@ -1,6 +1,6 @@
 """Hugging Face ``Trainer`` and TRL's ``SFTTrainer``, as they are: a dataset, a collator, a callback and a loss.
 
-    parts = trainer_parts(loader, args)
+    parts = make_trainer_parts(loader, args)
     Trainer(model=model, args=args, train_dataset=parts.dataset, data_collator=parts.collator,
             callbacks=[parts.callback], compute_loss_func=parts.loss)
 
@@ -8,20 +8,26 @@ A trainer of theirs deals batches to ranks by itself, in turn; so the dataset is
 and each rank is given, step by step, the rows the loader has for it.
 """
 
-from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require
+from batchloom.adapters.requirements import (
+    ACCELERATE,
+    DATASETS,
+    TORCH,
+    TRANSFORMERS,
+    require_installed,
+)
 
-require(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
+require_installed(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
 
 from dataclasses import dataclass
 from typing import Any
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.hugging_face.hf_dealing import (
-    Collator,
-    Form,
-    dealing_of,
-    evaluation_problems,
-    problems_of,
+    BatchForm,
+    MicroBatchCollator,
+    find_evaluation_problems,
+    find_training_problems,
+    make_trainer_batching,
 )
 from batchloom.adapters.hugging_face.hf_parts import PlannedRows, PlanState, TokenLoss
 from batchloom.batches import Loader
@@ -42,14 +48,14 @@ class TrainerParts:
     """
 
     dataset: PlannedRows
-    collator: Collator
+    collator: MicroBatchCollator
     callback: PlanState
     loss: TokenLoss
     eval_dataset: PlannedRows | None
 
 
-def trainer_parts(
-    loader: Loader, args: Any, *, evaluation: Loader | None = None, form: Form | None = None
+def make_trainer_parts(
+    loader: Loader, args: Any, *, evaluation: Loader | None = None, form: BatchForm | None = None
 ) -> TrainerParts:
     """The parts that have a trainer train on the batches of a loader, micro-batch by micro-batch and rank by rank.
 
@@ -73,20 +79,23 @@ def trainer_parts(
                 "A stream has no step on its own, and a trainer asks for rows by number: prepare the data "
                 "(batchloom prepare), or keep the stream (stream(keep=...)) and read what it kept."
             )
-    problems = problems_of(args, loader)
+    problems = find_training_problems(args, loader)
     if loader.next_step:
         problems.append(
             f"loader: goes on at step {loader.next_step}; give a new one, and the trainer's own "
             "resume_from_checkpoint: it counts the steps"
         )
     if evaluation is not None:
-        problems += evaluation_problems(args, evaluation)
+        problems += find_evaluation_problems(args, evaluation)
     if problems:
         raise SettingsError(problems)
     if evaluation is not None:
         # A run may be of an evaluation alone.
         require_agreement(evaluation)
-    dataset, collator = PlannedRows(loader, dealing_of(args, loader)), Collator(form)
+    dataset, collator = (
+        PlannedRows(loader, make_trainer_batching(args, loader)),
+        MicroBatchCollator(form),
+    )
     return TrainerParts(
         dataset,
         collator,
@@ -94,5 +103,5 @@ def trainer_parts(
         TokenLoss(args.label_smoothing_factor),
         None
         if evaluation is None
-        else PlannedRows(evaluation, dealing_of(args, evaluation, evaluation=True)),
+        else PlannedRows(evaluation, make_trainer_batching(args, evaluation, evaluation=True)),
     )

@@ -9,19 +9,19 @@ import numpy as np
 
 import batchloom
 from batchloom import Loader
-from batchloom.analysis.compare.witness import expected, row_hash
+from batchloom.analysis.compare.witness import hash_row, iter_expected_entries
 from batchloom.analysis.explanation import ExplainedSequence
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 
-Entry = Mapping[str, Any]
+BatchEntry = Mapping[str, Any]
 # Steps behind the run that are looked at, too: a trainer may fetch ahead.
-AHEAD = 8
-_SHOWN = 4
-_TEXT = 40
+LOOKAHEAD_STEPS = 8
+_MAX_LISTED = 4
+_TEXT_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class RowLocation:
     """A row of a run: its step, its rank, and its place in the batch of that rank."""
 
     step: int
@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class BatchDifference:
     """The first batch that is not the plan's.
 
     Attributes:
@@ -53,62 +53,66 @@ class Difference:
     kind: str
     sentence: str
     rows: tuple[int, ...]
-    found: tuple[Place | None, ...]
+    found: tuple[RowLocation | None, ...]
     planned: tuple[ExplainedSequence, ...]
     came: tuple[ExplainedSequence, ...]
 
 
 @final
-class Wanted:
+class ExpectedBatches:
     """What the plain loader gives to every rank, and where each of its rows stands.
 
     Args:
-        loaders: of each rank, ``output="numpy"``, of a run that is longer than ``steps`` by ``AHEAD``.
+        loaders: of each rank, ``output="numpy"``, of a run that is longer than ``steps`` by ``LOOKAHEAD_STEPS``.
         steps: of the run.
 
     Attributes:
-        entries: of each rank, of each step up to ``AHEAD`` past the end; see ``StepHash.told``.
+        entries: of each rank, of each step up to ``LOOKAHEAD_STEPS`` past the end; see ``StepHash.told``.
         steps: of the run.
     """
 
     def __init__(self, loaders: Sequence[Loader], steps: int) -> None:
         self._loaders, self.steps = loaders, steps
-        self.entries = [list(expected(loader, steps + AHEAD)) for loader in loaders]
-        self._rows: dict[str, list[Place]] = defaultdict(list)
-        self._batches: dict[str, list[Place]] = defaultdict(list)
+        self.entries = [
+            list(iter_expected_entries(loader, steps + LOOKAHEAD_STEPS)) for loader in loaders
+        ]
+        self._rows: dict[str, list[RowLocation]] = defaultdict(list)
+        self._batches: dict[str, list[RowLocation]] = defaultdict(list)
         for rank, told in enumerate(self.entries):
             for step, entry in enumerate(told):
-                self._batches[entry["hash"]].append(Place(step, rank, 0))
+                self._batches[entry["hash"]].append(RowLocation(step, rank, 0))
                 for row, (_, ids, _) in enumerate(entry["each"]):
-                    self._rows[ids].append(Place(step, rank, row))
+                    self._rows[ids].append(RowLocation(step, rank, row))
 
-    def row(self, ids: str, near: Place) -> Place | None:
+    def row(self, ids: str, near: RowLocation) -> RowLocation | None:
         """Where the row of a hash stands, as near as there is one; None for nowhere."""
-        return _nearest(self._rows.get(ids, []), near)
+        return _find_nearest(self._rows.get(ids, []), near)
 
-    def batch(self, name: str, near: Place) -> Place | None:
+    def batch(self, name: str, near: RowLocation) -> RowLocation | None:
         """Where the batch of a hash stands, as near as there is one; None for nowhere."""
-        return _nearest(self._batches.get(name, []), near)
+        return _find_nearest(self._batches.get(name, []), near)
 
     def ids(self, step: int, rank: int) -> Any:
         """The ids of a batch, [R, S]."""
         return np.asarray(self._loaders[rank].batch(step)["input_ids"], np.int64)
 
     def explain(
-        self, step: int, rank: int, row: int | None = None, text: int = _TEXT
+        self, step: int, rank: int, row: int | None = None, text: int = _TEXT_CHARACTERS
     ) -> tuple[ExplainedSequence, ...]:
         """The documents of a batch, or of one of its rows."""
         return batchloom.explain(self._loaders[rank], step, rank=rank, row=row, text=text)
 
 
-def _nearest(places: Sequence[Place], near: Place) -> Place | None:
-    def far(one: Place) -> tuple[int, int, int]:
+def _find_nearest(places: Sequence[RowLocation], near: RowLocation) -> RowLocation | None:
+    def far(one: RowLocation) -> tuple[int, int, int]:
         return abs(one.step - near.step), abs(one.rank - near.rank), abs(one.row - near.row)
 
     return min(places, key=far, default=None)
 
 
-def differing(wanted: Wanted, came: Sequence[Sequence[Entry]]) -> list[tuple[int, int]]:
+def find_differing_batches(
+    wanted: ExpectedBatches, came: Sequence[Sequence[BatchEntry]]
+) -> list[tuple[int, int]]:
     """The (step, rank) of every batch that is not the plan's, in order; steps that were not made as well."""
     last = max([wanted.steps, *(len(told) for told in came)])
     found = []
@@ -121,34 +125,37 @@ def differing(wanted: Wanted, came: Sequence[Sequence[Entry]]) -> list[tuple[int
     return found
 
 
-def explained(wanted: Wanted, came: Sequence[Sequence[Entry]], step: int, rank: int) -> Difference:
+def explain_difference(
+    wanted: ExpectedBatches, came: Sequence[Sequence[BatchEntry]], step: int, rank: int
+) -> BatchDifference:
     """What stands at a place that differs, and what came."""
     told = came[rank] if rank < len(came) else []
     if step >= len(told):
-        made = f"{counted(len(told), 'step')} of {wanted.steps:,}"
+        made = f"{format_count(len(told), 'step')} of {wanted.steps:,}"
         sentence = f"it made {made}" if rank < len(came) else "this rank told of nothing"
-        planned = wanted.explain(step, rank)[:_SHOWN]
+        planned = wanted.explain(step, rank)[:_MAX_LISTED]
         rows = tuple(range(len(wanted.entries[rank][step]["each"])))
-        return Difference(step, rank, "ended", sentence, rows, (), planned, ())
+        return BatchDifference(step, rank, "ended", sentence, rows, (), planned, ())
     if step >= wanted.steps:
-        sentence = f"it made {counted(len(told), 'step')}; the run has {wanted.steps:,}"
-        return Difference(step, rank, "more", sentence, (), (), (), ())
-    return _Batch(wanted, step, rank, told[step]).difference()
+        sentence = f"it made {format_count(len(told), 'step')}; the run has {wanted.steps:,}"
+        return BatchDifference(step, rank, "more", sentence, (), (), (), ())
+    return _BatchComparison(wanted, step, rank, told[step]).difference()
 
 
 @final
-class _Batch:
+class _BatchComparison:
     """One batch that came, beside the one that should have."""
 
-    def __init__(self, wanted: Wanted, step: int, rank: int, entry: Entry) -> None:
+    def __init__(self, wanted: ExpectedBatches, step: int, rank: int, entry: BatchEntry) -> None:
         self._wanted, self._step, self._rank, self._entry = wanted, step, rank, entry
         self._mine = [tuple(one) for one in wanted.entries[rank][step]["each"]]
         self._came = [tuple(one) for one in entry["each"]]
         self._found = tuple(
-            wanted.row(ids, Place(step, rank, row)) for row, (_, ids, _) in enumerate(self._came)
+            wanted.row(ids, RowLocation(step, rank, row))
+            for row, (_, ids, _) in enumerate(self._came)
         )
 
-    def difference(self) -> Difference:
+    def difference(self) -> BatchDifference:
         kind, sentence = (
             self._positions()
             or self._width()
@@ -161,20 +168,20 @@ class _Batch:
         rows = tuple(row for row, one in pairs if row >= len(self._came) or self._came[row] != one)
         planned: list[ExplainedSequence] = []
         came: list[ExplainedSequence] = []
-        for row in rows[:_SHOWN]:
+        for row in rows[:_MAX_LISTED]:
             planned += self._wanted.explain(self._step, self._rank, row)
             place = self._found[row] if row < len(self._found) else None
-            if place is not None and place != Place(self._step, self._rank, row):
+            if place is not None and place != RowLocation(self._step, self._rank, row):
                 came += self._wanted.explain(place.step, place.rank, place.row)
         told = (tuple(planned), tuple(came))
-        return Difference(self._step, self._rank, kind, sentence, rows, self._found, *told)
+        return BatchDifference(self._step, self._rank, kind, sentence, rows, self._found, *told)
 
     def _positions(self) -> tuple[str, str] | None:
         if [one[:2] for one in self._mine] != [one[:2] for one in self._came]:
             return None
         rows = [row for row, one in enumerate(self._mine) if one != self._came[row]]
-        where = f"the ids are the plan's; the positions of {_named(rows)}"
-        if all(self._came[row][2] == row_hash(np.arange(self._mine[row][0])) for row in rows):
+        where = f"the ids are the plan's; the positions of {_format_row_numbers(rows)}"
+        if all(self._came[row][2] == hash_row(np.arange(self._mine[row][0])) for row in rows):
             return (
                 "positions",
                 f"{where} do not restart where documents begin: documents of a row see each other",
@@ -189,7 +196,7 @@ class _Batch:
         told = " and ".join(f"{width:,}" for width in sorted(widths))
         ids = self._wanted.ids(self._step, self._rank)
         cut = all(
-            width <= planned and row_hash(ids[row][:width]) == name
+            width <= planned and hash_row(ids[row][:width]) == name
             for row, (width, name, _) in enumerate(self._came)
         )
         if not cut:
@@ -199,7 +206,7 @@ class _Batch:
             max(0, one.seq_len - one.padding - self._came[row][0])
             for row, one in enumerate(explained)
         )
-        what = f"{counted(lost, 'token')} of documents were" if lost else "padding was"
+        what = f"{format_count(lost, 'token')} of documents were" if lost else "padding was"
         return "cut", f"{what} cut off: its rows are {told} wide; the plan's are {planned:,}"
 
     def _order(self) -> tuple[str, str] | None:
@@ -208,10 +215,10 @@ class _Batch:
             return None
         moved = [row for row, name in enumerate(came) if name != mine[row]]
         said = [f"its row {row} is the plan's row {mine.index(came[row])}" for row in moved]
-        return "order", f"the plan's rows came in another order: {_listed(said)}"
+        return "order", f"the plan's rows came in another order: {_format_list(said)}"
 
     def _batch(self) -> tuple[str, str] | None:
-        place = self._wanted.batch(self._entry["hash"], Place(self._step, self._rank, 0))
+        place = self._wanted.batch(self._entry["hash"], RowLocation(self._step, self._rank, 0))
         if place is None:
             return None
         where = [f"step {place.step}"] if place.step != self._step else []
@@ -225,14 +232,14 @@ class _Batch:
             return None
         gone = [row for row, name in enumerate(mine) if name not in came]
         twice = [row for row, name in enumerate(mine) if came.count(name) > mine.count(name)]
-        again = f"{_named(twice)} of the plan came again" if twice else ""
-        lacks = f"{_named(gone)} of the plan did not come" if gone else ""
+        again = f"{_format_row_numbers(twice)} of the plan came again" if twice else ""
+        lacks = f"{_format_row_numbers(gone)} of the plan did not come" if gone else ""
         return "repeated" if twice else "dropped", "; ".join(filter(None, (again, lacks)))
 
     def _rows(self) -> tuple[str, str]:
-        last = self._wanted.steps + AHEAD - 1
+        last = self._wanted.steps + LOOKAHEAD_STEPS - 1
         if not any(self._found):
-            rows = counted(len(self._came), "row")
+            rows = format_count(len(self._came), "row")
             sentence = (
                 f"none of its {rows} is in any step from 0 to {last}: other data, or changed tokens"
             )
@@ -244,16 +251,16 @@ class _Batch:
             elif (place.step, place.rank) != (self._step, self._rank):
                 said.append(f"its row {row} is {place}")
         missing = len(self._mine) - len(self._came)
-        less = f"; {counted(missing, 'row')} less than the plan's came" if missing > 0 else ""
-        return "rows", _listed(said) + less
+        less = f"; {format_count(missing, 'row')} less than the plan's came" if missing > 0 else ""
+        return "rows", _format_list(said) + less
 
 
-def _named(rows: Sequence[int]) -> str:
+def _format_row_numbers(rows: Sequence[int]) -> str:
     """``row 1``; ``rows 1, 2 and 5 more``."""
-    listed = _listed([str(row) for row in rows])
+    listed = _format_list([str(row) for row in rows])
     return f"row {listed}" if len(rows) == 1 else f"rows {listed}"
 
 
-def _listed(said: Sequence[str]) -> str:
-    more = len(said) - _SHOWN
-    return ", ".join(said[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+def _format_list(said: Sequence[str]) -> str:
+    more = len(said) - _MAX_LISTED
+    return ", ".join(said[:_MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")

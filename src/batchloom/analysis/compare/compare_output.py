@@ -4,15 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
-from batchloom.analysis.compare.compare_page import page
-from batchloom.analysis.compare.compare_plots import draw
-from batchloom.analysis.compare.compare_report import Found, plain_of
-from batchloom.analysis.compare.comparison import Comparison
+from batchloom.analysis.compare.compare_page import render_comparison_page
+from batchloom.analysis.compare.compare_plots import draw_comparison
+from batchloom.analysis.compare.compare_report import AnyComparison, comparison_to_plain
+from batchloom.analysis.compare.comparison import FrameworkComparison
 from batchloom.analysis.compare.finished_runs import PARTIAL
-from batchloom.core.partial_files import refused
+from batchloom.core.partial_files import wrap_os_errors
 
 
-def write(found: Found, out: Path) -> tuple[Path, Path, Path]:
+def write_comparison(found: AnyComparison, out: Path) -> tuple[Path, Path, Path]:
     """Write the three files, each aside first; those of an earlier comparison are replaced.
 
     The records of finished frameworks, which a stopped comparison goes on from, are removed.
@@ -24,19 +24,21 @@ def write(found: Found, out: Path) -> tuple[Path, Path, Path]:
         OutputError: they cannot be written.
     """
     json_file, png, html = (out / f"compare.{ending}" for ending in ("json", "png", "html"))
-    with refused("write", out):
+    with wrap_os_errors("write", out):
         out.mkdir(parents=True, exist_ok=True)
-    draw(found, png)
-    _write(json_file, json.dumps(plain_of(found), ensure_ascii=False, indent=1) + "\n")
-    _write(html, page(found, png.read_bytes()))
-    with refused("write", out):
-        if isinstance(found, Comparison) and (out / PARTIAL).exists():
+    draw_comparison(found, png)
+    _write_text(
+        json_file, json.dumps(comparison_to_plain(found), ensure_ascii=False, indent=1) + "\n"
+    )
+    _write_text(html, render_comparison_page(found, png.read_bytes()))
+    with wrap_os_errors("write", out):
+        if isinstance(found, FrameworkComparison) and (out / PARTIAL).exists():
             shutil.rmtree(out / PARTIAL)
     return json_file, png, html
 
 
-def _write(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     aside = path.with_name(path.name + ".partial")
-    with refused("write", path):
+    with wrap_os_errors("write", path):
         aside.write_text(text, "utf-8", errors="replace")
         aside.rename(path)

@@ -5,45 +5,45 @@ from pathlib import Path
 
 from batchloom.analysis.compare.compare_report import (
     NUMBER_COLUMNS,
-    Found,
-    banner_of,
-    columns_of,
-    rows_of,
-    sentences_of,
-    title_of,
-    verdict_of,
+    AnyComparison,
+    describe_comparison,
+    describe_verdict,
+    list_columns,
+    make_banner,
+    make_table_rows,
+    make_title,
 )
-from batchloom.analysis.compare.comparison import Comparison
-from batchloom.core.html_page import page_of
+from batchloom.analysis.compare.comparison import FrameworkComparison
+from batchloom.core.html_page import render_page
 
 _TEMPLATE = Path(__file__).with_name("compare.html.j2")
 
 
-def page(found: Found, picture: bytes) -> str:
+def render_comparison_page(found: AnyComparison, picture: bytes) -> str:
     """The page as text.
 
     Args:
         found: what is told.
         picture: the PNG.
     """
-    columns = columns_of(found)
+    columns = list_columns(found)
     values = {
-        "title": title_of(found),
-        "banner": banner_of(found),
-        "facts": _facts(found),
+        "title": make_title(found),
+        "banner": make_banner(found),
+        "facts": _list_facts(found),
         "picture": base64.b64encode(picture).decode(),
         "columns": columns,
-        "rows": [list(zip(columns, row, strict=True)) for row in rows_of(found)],
+        "rows": [list(zip(columns, row, strict=True)) for row in make_table_rows(found)],
         "numbers": NUMBER_COLUMNS,
-        "sentences": sentences_of(found),
-        "verdict": verdict_of(found),
-        "plain_hash": found.digest if isinstance(found, Comparison) else "",
+        "sentences": describe_comparison(found),
+        "verdict": describe_verdict(found),
+        "plain_hash": found.digest if isinstance(found, FrameworkComparison) else "",
     }
-    return page_of(_TEMPLATE, values, {})
+    return render_page(_TEMPLATE, values, {})
 
 
-def _facts(found: Found) -> list[tuple[str, str]]:
-    if not isinstance(found, Comparison):
+def _list_facts(found: AnyComparison) -> list[tuple[str, str]]:
+    if not isinstance(found, FrameworkComparison):
         asked = "not compared step by step" if found.tolerance is None else f"{found.tolerance:g}"
         return [
             ("beside each other by", found.by),

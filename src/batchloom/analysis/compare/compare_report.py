@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from batchloom.analysis.compare.batch_difference import Difference
-from batchloom.analysis.compare.comparison import Comparison, Outcome
-from batchloom.analysis.compare.run_comparison import Beside, Runs
+from batchloom.analysis.compare.batch_difference import BatchDifference
+from batchloom.analysis.compare.comparison import FrameworkComparison, FrameworkResult
+from batchloom.analysis.compare.run_comparison import ComparedRun, RunComparison
 from batchloom.analysis.explanation import ExplainedSequence
-from batchloom.core.addresses import shown
-from batchloom.core.wording import counted, megabytes
+from batchloom.core.addresses import redact_url
+from batchloom.core.wording import format_count, format_size
 
 FORMAT, VERSION = "batchloom-compare", 1
 FRAMEWORK_COLUMNS = (
@@ -19,15 +19,15 @@ FRAMEWORK_COLUMNS = (
 RUN_COLUMNS = ("run", "log", "points", "at the common end", "verdict", "why")
 # Of both, those that hold numbers.
 NUMBER_COLUMNS = {"last loss", "tokens/s", "data wait", "points", "at the common end"}
-_SHOWN = 4
+_MAX_LISTED = 4
 
-Cells = tuple[str, ...]
-Found = Comparison | Runs
+TableCells = tuple[str, ...]
+AnyComparison = FrameworkComparison | RunComparison
 
 
-def plain_of(found: Found) -> dict[str, Any]:
+def comparison_to_plain(found: AnyComparison) -> dict[str, Any]:
     """What ``compare.json`` holds, see docs/compare.md; numbers that are not finite are null."""
-    kind = "frameworks" if isinstance(found, Comparison) else "runs"
+    kind = "frameworks" if isinstance(found, FrameworkComparison) else "runs"
     about = {
         "format": FORMAT,
         "version": VERSION,
@@ -35,57 +35,58 @@ def plain_of(found: Found) -> dict[str, Any]:
         "source": "synthetic" if found.synthetic else "real",
         "agree": found.agree,
     }
-    if isinstance(found, Runs):
+    if isinstance(found, RunComparison):
         # A run may not say what it was on.
         silent = any(one.curve.synthetic is None for one in found.runs)
         about["source"] = "unknown" if silent and not found.synthetic else about["source"]
-    plain: dict[str, Any] = _finite({**about, **asdict(found)})
-    if isinstance(found, Comparison) and found.spec.store is not None:
-        plain["spec"]["store"] = shown(found.spec.store)
+    plain: dict[str, Any] = _replace_non_finite({**about, **asdict(found)})
+    if isinstance(found, FrameworkComparison) and found.spec.store is not None:
+        plain["spec"]["store"] = redact_url(found.spec.store)
     return plain
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _replace_non_finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_replace_non_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def title_of(found: Found) -> str:
+def make_title(found: AnyComparison) -> str:
     """Of the table, the picture and the page."""
-    if isinstance(found, Comparison):
-        what = f"{counted(found.spec.steps, 'step')}, {counted(found.spec.processes, 'process')}"
+    if isinstance(found, FrameworkComparison):
+        what = f"{format_count(found.spec.steps, 'step')}, {format_count(found.spec.processes, 'process')}"
         title = f"Frameworks compared: {what}, {found.origin}"
     else:
-        title = f"{counted(len(found.runs), 'run')} compared by {found.by}"
-    return f"{banner_of(found)}. {title}" if found.synthetic else title
+        title = f"{format_count(len(found.runs), 'run')} compared by {found.by}"
+    return f"{make_banner(found)}. {title}" if found.synthetic else title
 
 
-def banner_of(found: Found) -> str:
+def make_banner(found: AnyComparison) -> str:
     """What has to be seen before all else, where data is made up; empty of real data."""
     if not found.synthetic:
         return ""
-    if isinstance(found, Comparison):
+    if isinstance(found, FrameworkComparison):
         return "SYNTHETIC DATA: a throughput run on made-up tokens, which says nothing of training"
     made_up = sum(bool(one.curve.synthetic) for one in found.runs)
-    return f"SYNTHETIC DATA in {made_up:,} of {counted(len(found.runs), 'run')}: such losses say nothing of training"
+    runs = format_count(len(found.runs), "run")
+    return f"SYNTHETIC DATA in {made_up:,} of {runs}: such losses say nothing of training"
 
 
-def columns_of(found: Found) -> Cells:
+def list_columns(found: AnyComparison) -> TableCells:
     """The heads of the table."""
-    return FRAMEWORK_COLUMNS if isinstance(found, Comparison) else RUN_COLUMNS
+    return FRAMEWORK_COLUMNS if isinstance(found, FrameworkComparison) else RUN_COLUMNS
 
 
-def rows_of(found: Found) -> list[Cells]:
+def make_table_rows(found: AnyComparison) -> list[TableCells]:
     """The cells of the table."""
-    if isinstance(found, Comparison):
-        return [_framework(found, one) for one in found.outcomes if one.state == "ran"]
-    return [_run(one) for one in found.runs]
+    if isinstance(found, FrameworkComparison):
+        return [_make_framework_row(found, one) for one in found.outcomes if one.state == "ran"]
+    return [_make_run_row(one) for one in found.runs]
 
 
-def _framework(found: Comparison, one: Outcome) -> Cells:
+def _make_framework_row(found: FrameworkComparison, one: FrameworkResult) -> TableCells:
     batches = found.spec.steps * found.spec.processes
     equal = f"{batches:,} equal" if not one.differing else f"{len(one.differing):,} differ"
     loss = "the reference" if one.name == found.reference else "agree"
@@ -100,12 +101,12 @@ def _framework(found: Comparison, one: Outcome) -> Cells:
         f"{one.speed.tokens_per_s:,.0f}" if one.speed else "-",
         f"{one.speed.data_wait:.2%}" if one.speed else "-",
         ", ".join(
-            f"{megabytes(size)} {name}" for name, size in sorted(one.memory.items(), reverse=True)
+            f"{format_size(size)} {name}" for name, size in sorted(one.memory.items(), reverse=True)
         ),
     )
 
 
-def _run(one: Beside) -> Cells:
+def _make_run_row(one: ComparedRun) -> TableCells:
     verdict = one.verdict
     made_up = " (synthetic data)" if one.curve.synthetic else ""
     return (
@@ -118,9 +119,9 @@ def _run(one: Beside) -> Cells:
     )
 
 
-def sentences_of(found: Found) -> list[str]:
+def describe_comparison(found: AnyComparison) -> list[str]:
     """What differs, failed or is missing, a sentence or more each; and what is behind the numbers."""
-    if isinstance(found, Runs):
+    if isinstance(found, RunComparison):
         first = found.runs[0].curve.name
         compared = found.tolerance is not None
         strangers = [one.curve.name for one in found.runs if compared and not one.common]
@@ -129,21 +130,21 @@ def sentences_of(found: Found) -> list[str]:
             for name in strangers
         ] + [
             f"{one.curve.name}: its loss at step {one.first_apart:,} is more than {found.tolerance:g} (relative) from "
-            f"that of {first} ({counted(one.common, 'step')} in common)."
+            f"that of {first} ({format_count(one.common, 'step')} in common)."
             for one in found.runs
             if one.first_apart is not None
         ]
-    return [said for one in found.outcomes for said in _said(found, one)]
+    return [said for one in found.outcomes for said in _describe_framework(found, one)]
 
 
-def _said(found: Comparison, one: Outcome) -> list[str]:
+def _describe_framework(found: FrameworkComparison, one: FrameworkResult) -> list[str]:
     if one.state != "ran":
         return [f"{one.name} {'is missing' if one.state == 'missing' else 'FAILED'}: {one.problem}"]
     said = []
     if one.difference is not None:
         batches = found.spec.steps * found.spec.processes
         counts = f"{len(one.differing):,} of {batches:,} batches are not the plan's"
-        said.append(f"{one.name}: {counts}. {_difference(one.difference)}")
+        said.append(f"{one.name}: {counts}. {_describe_difference(one.difference)}")
     apart = one.loss_difference
     if apart is not None:
         loss = "none was told" if apart.loss is None else f"{apart.loss:.6f}"
@@ -154,45 +155,46 @@ def _said(found: Comparison, one: Outcome) -> list[str]:
     return said
 
 
-def _difference(one: Difference) -> str:
+def _describe_difference(one: BatchDifference) -> str:
     said = f"The first is step {one.step:,} on rank {one.rank}: {one.sentence}."
     if one.planned:
-        said += f" The plan has there: {sequences(one.planned)}."
+        said += f" The plan has there: {format_sequences(one.planned)}."
     if one.came:
-        said += f" What came is, of the plan: {sequences(one.came)}."
+        said += f" What came is, of the plan: {format_sequences(one.came)}."
     return said
 
 
-def sequences(told: Sequence[ExplainedSequence]) -> str:
+def format_sequences(told: Sequence[ExplainedSequence]) -> str:
     """The documents of sequences in a few words."""
     return "; ".join(
-        f"row {one.rank_row} of step {one.step:,}: {_spans(one) or 'nothing but padding'}"
+        f"row {one.rank_row} of step {one.step:,}: {_format_spans(one) or 'nothing but padding'}"
         for one in told
     )
 
 
-def _spans(one: ExplainedSequence) -> str:
+def _format_spans(one: ExplainedSequence) -> str:
     said = []
-    for span in one.spans[:_SHOWN]:
+    for span in one.spans[:_MAX_LISTED]:
         line = ""
         if span.origin is not None:
             where = span.origin.line or span.origin.record
             line = f" ({span.origin.source}, {'line' if span.origin.line else 'record'} {where:,})"
         begins = f" {span.text!r}" if span.text else ""
         said.append(f"document {span.document:,} tokens {span.start:,}-{span.stop:,}{line}{begins}")
-    more = len(one.spans) - _SHOWN
-    return ", ".join(said) + (f", and {counted(more, 'document')} more" if more > 0 else "")
+    more = len(one.spans) - _MAX_LISTED
+    return ", ".join(said) + (f", and {format_count(more, 'document')} more" if more > 0 else "")
 
 
-def verdict_of(found: Found) -> str:
+def describe_verdict(found: AnyComparison) -> str:
     """The last line: what it comes to."""
-    if isinstance(found, Runs):
+    if isinstance(found, RunComparison):
         kinds = [one.verdict.kind for one in found.runs]
         return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     ran = [one for one in found.outcomes if one.state != "missing"]
     wrong = [one.name for one in ran if not one.agrees]
     if wrong:
-        return f"{len(wrong)} of {counted(len(ran), 'framework')} not as the plan and the others: {', '.join(wrong)}"
+        frameworks = format_count(len(ran), "framework")
+        return f"{len(wrong)} of {frameworks} not as the plan and the others: {', '.join(wrong)}"
     every = "every batch of every rank is the plan's"
     if len(ran) == 1:
         return f"{every}; one framework alone, its losses are compared with nothing"

@@ -11,43 +11,48 @@ from typing import Any, Literal
 import xxhash
 
 from batchloom import Loader, Store, open_store
-from batchloom.adapters.requirements import installed, require
+from batchloom.adapters.requirements import get_installed_version, require_installed
 from batchloom.analysis.compare.batch_difference import (
-    AHEAD,
-    Difference,
-    Wanted,
-    differing,
-    explained,
+    LOOKAHEAD_STEPS,
+    BatchDifference,
+    ExpectedBatches,
+    explain_difference,
+    find_differing_batches,
 )
 from batchloom.analysis.compare.finished_runs import FinishedRuns
 from batchloom.analysis.compare.frameworks import (
     FRAMEWORKS,
     Framework,
-    by_name,
+    find_framework,
+    find_missing_packages,
     hash_example,
-    missing,
 )
-from batchloom.analysis.compare.launch import Record, run_example
-from batchloom.analysis.compare.run_comparison import near
-from batchloom.batches import text_alone
+from batchloom.analysis.compare.launch import WitnessRecord, run_example
+from batchloom.analysis.compare.run_comparison import is_close_loss
+from batchloom.batches import check_text_only
 from batchloom.core.errors import InputError, SettingsError, TrainError
-from batchloom.core.settings import is_amount, raise_problems, set_wholes, shown
-from batchloom.core.wording import counted
+from batchloom.core.settings import (
+    coerce_int_fields,
+    is_positive_number,
+    quote_value,
+    raise_problems,
+)
+from batchloom.core.wording import format_count
 
 # Made-up data where nothing else is asked for: enough of it for any comparison, in memory.
 SYNTHETIC_STORE = "distributed_dummy:documents=20000,vocab=4096"
-_MOST_WARM_UP = 5
-_MOST = 1 << 31
+_MAX_WARM_UP_STEPS = 5
+_MAX_COUNT = 1 << 31
 _BOUNDS = {
     "processes": (1, 64),
     "steps": (1, 1_000_000),
     "seq_len": (2, 1 << 20),
     "global_batch_size": (1, 1 << 20),
     "batch_size": (1, 1 << 20),
-    "seed": (0, _MOST),
+    "seed": (0, _MAX_COUNT),
 }
 
-Say = Callable[[str], None]
+SayFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +85,10 @@ class CompareSpec:
     seconds: float = 600
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, _BOUNDS)
+        problems = coerce_int_fields(self, _BOUNDS)
         for name in ("tolerance", "seconds"):
-            if not is_amount(getattr(self, name)):
-                problems.append(f"{name}: {shown(getattr(self, name))} is no number above 0")
+            if not is_positive_number(getattr(self, name)):
+                problems.append(f"{name}: {quote_value(getattr(self, name))} is no number above 0")
         if not problems:
             problems += self._contradictions()
         raise_problems(problems)
@@ -112,7 +117,7 @@ class LossDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class FrameworkSpeed:
     """How fast a framework was, behind its first steps.
 
     Attributes:
@@ -127,12 +132,12 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FrameworkResult:
     """What became of a framework.
 
     Attributes:
         name: of it.
-        state: ``ran``, ``missing`` or ``failed``.
+        state: ``ran``, ``find_missing_packages`` or ``failed``.
         problem: why it is missing, with the remedy, or failed.
         versions: of the packages it needs, those that are installed.
         hashes: of each rank, of each step, what reached the model.
@@ -152,10 +157,10 @@ class Outcome:
     hashes: tuple[tuple[str, ...], ...] = ()
     digest: str = ""
     differing: tuple[tuple[int, int], ...] = ()
-    difference: Difference | None = None
+    difference: BatchDifference | None = None
     losses: tuple[float, ...] = ()
     loss_difference: LossDifference | None = None
-    speed: Speed | None = None
+    speed: FrameworkSpeed | None = None
     memory: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -167,7 +172,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FrameworkComparison:
     """Frameworks that were compared.
 
     Attributes:
@@ -186,7 +191,7 @@ class Comparison:
     plan: str
     digest: str
     reference: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[FrameworkResult, ...]
 
     @property
     def agree(self) -> bool:
@@ -194,7 +199,9 @@ class Comparison:
         return all(one.agrees for one in self.outcomes)
 
 
-def compare(spec: CompareSpec, say: Say = print, out: Path | None = None) -> Comparison:
+def compare(
+    spec: CompareSpec, say: SayFunction = print, out: Path | None = None
+) -> FrameworkComparison:
     """Run every framework and compare.
 
     Args:
@@ -209,49 +216,52 @@ def compare(spec: CompareSpec, say: Say = print, out: Path | None = None) -> Com
         StoreError: there is no store, or it is damaged.
         OutputError: ``out`` cannot be written.
     """
-    chosen = _chosen(spec)
-    store, place = _opened(spec)
-    loaders = [_loader(store, spec, rank) for rank in range(spec.processes)]
-    wanted = Wanted(loaders, spec.steps)
+    chosen = _select_frameworks(spec)
+    store, place = _open_compare_store(spec)
+    loaders = [_make_reference_loader(store, spec, rank) for rank in range(spec.processes)]
+    wanted = ExpectedBatches(loaders, spec.steps)
     finished = None
     if out is not None:
-        command = _command(spec, chosen, loaders[0].plan.fingerprint)
+        command = _make_run_command(spec, chosen, loaders[0].plan.fingerprint)
         finished = FinishedRuns(out, command, say)
-    outcomes: list[Outcome] = []
+    outcomes: list[FrameworkResult] = []
     losses: list[float] = []
     for number, framework in enumerate(chosen, 1):
-        tell = _progress(say, f"[{number}/{len(chosen)}] {framework.name}")
-        record, took, problem = None, "", " ".join(missing(framework))
+        tell = _make_progress_printer(say, f"[{number}/{len(chosen)}] {framework.name}")
+        record, took, problem = None, "", " ".join(find_missing_packages(framework))
         if not problem:
             record, took, problem = _load_or_run(framework, number, spec, place, finished, tell)
         losses = losses or (record.losses if record else [])
-        outcomes.append(_judged(framework, record, problem, (spec, wanted, loaders, losses)))
+        outcomes.append(
+            _judge_framework(framework, record, problem, (spec, wanted, loaders, losses))
+        )
         tell(f"{_describe_outcome(outcomes[-1], spec)}{took}")
-    return Comparison(
+    return FrameworkComparison(
         spec=spec,
         origin=loaders[0].origin,
         synthetic=store.contents.synthetic,
         plan=loaders[0].plan.fingerprint,
-        digest=_digest([_hashes(one[: spec.steps]) for one in wanted.entries]),
+        digest=_digest_hashes([_list_hashes(one[: spec.steps]) for one in wanted.entries]),
         reference=next((one.name for one in outcomes if one.state == "ran"), ""),
         outcomes=tuple(outcomes),
     )
 
 
-def _chosen(spec: CompareSpec) -> list[Framework]:
+def _select_frameworks(spec: CompareSpec) -> list[Framework]:
     """The frameworks to look at, those that are missing as well."""
     if spec.frameworks:
-        chosen = [by_name(name) for name in dict.fromkeys(spec.frameworks)]
-        require(*(need for framework in chosen for need in framework.needs))
+        chosen = [find_framework(name) for name in dict.fromkeys(spec.frameworks)]
+        require_installed(*(need for framework in chosen for need in framework.needs))
         return chosen
-    if all(missing(framework) for framework in FRAMEWORKS):
+    if all(find_missing_packages(framework) for framework in FRAMEWORKS):
         raise InputError(
-            "No framework is installed: " + " ".join(dict.fromkeys(missing(FRAMEWORKS[0])))
+            "No framework is installed: "
+            + " ".join(dict.fromkeys(find_missing_packages(FRAMEWORKS[0])))
         )
     return list(FRAMEWORKS)
 
 
-def _opened(spec: CompareSpec) -> tuple[Store, str]:
+def _open_compare_store(spec: CompareSpec) -> tuple[Store, str]:
     """The store, and the place under which every process finds it."""
     given = spec.store or SYNTHETIC_STORE
     store = open_store(given)
@@ -273,23 +283,23 @@ def _opened(spec: CompareSpec) -> tuple[Store, str]:
     return store, given if elsewhere else os.path.abspath(given)  # noqa: PTH100 - a prefix is no file
 
 
-def _loader(store: Store, spec: CompareSpec, rank: int) -> Loader:
+def _make_reference_loader(store: Store, spec: CompareSpec, rank: int) -> Loader:
     loader = Loader(
         store,
         seq_len=spec.seq_len,
         global_batch_size=spec.global_batch_size,
         seed=spec.seed,
-        steps=spec.steps + AHEAD,
+        steps=spec.steps + LOOKAHEAD_STEPS,
         rank=rank,
         world_size=spec.processes,
         output="numpy",
         prefetch=0,
     )
-    text_alone(loader, "batchloom compare")
+    check_text_only(loader, "batchloom compare")
     return loader
 
 
-def _command(spec: CompareSpec, chosen: Sequence[Framework], plan: str) -> dict[str, Any]:
+def _make_run_command(spec: CompareSpec, chosen: Sequence[Framework], plan: str) -> dict[str, Any]:
     """Return everything that decides what a framework's run gives, by the name to show for it.
 
     The plan stands for the store: a URL can hold credentials, which are written nowhere.
@@ -301,11 +311,11 @@ def _command(spec: CompareSpec, chosen: Sequence[Framework], plan: str) -> dict[
         "plan": plan,
         "frameworks": [framework.name for framework in chosen],
         **{f"the example {one.name}": hash_example(one) for one in chosen},
-        **{package: installed(package) for package in sorted({"batchloom", *packages})},
+        **{package: get_installed_version(package) for package in sorted({"batchloom", *packages})},
     }
 
 
-def _progress(say: Say, title: str) -> Say:
+def _make_progress_printer(say: SayFunction, title: str) -> SayFunction:
     return lambda line: say(f"{title}: {line}")
 
 
@@ -315,16 +325,16 @@ def _load_or_run(
     spec: CompareSpec,
     place: str,
     finished: FinishedRuns | None,
-    tell: Say,
-) -> tuple[Record | None, str, str]:
+    tell: SayFunction,
+) -> tuple[WitnessRecord | None, str, str]:
     """Return the record of a framework, the seconds it took in words, and the problem where it failed."""
     kept = finished.load(number) if finished else None
     if kept is not None:
         record, seconds = kept
         return record, f", {seconds:.1f} s, before the stop", ""
-    tell(f"running {counted(spec.steps, 'step')} in {counted(spec.processes, 'process')}")
+    tell(f"running {format_count(spec.steps, 'step')} in {format_count(spec.processes, 'process')}")
     begin = time.monotonic()
-    found, problem = _run(framework, spec, place)
+    found, problem = _run_framework(framework, spec, place)
     seconds = time.monotonic() - begin
     # A framework that failed runs again: a stop can be what it failed by.
     if found is not None and finished is not None:
@@ -332,7 +342,7 @@ def _load_or_run(
     return found, f", {seconds:.1f} s", problem
 
 
-def _describe_outcome(outcome: Outcome, spec: CompareSpec) -> str:
+def _describe_outcome(outcome: FrameworkResult, spec: CompareSpec) -> str:
     """Return the verdict of a framework in a few words."""
     if outcome.state != "ran":
         return f"{outcome.state} ({outcome.problem.splitlines()[0]})"
@@ -343,7 +353,9 @@ def _describe_outcome(outcome: Outcome, spec: CompareSpec) -> str:
     return "agrees" if apart is None else f"losses differ from step {apart.step:,}"
 
 
-def _run(framework: Framework, spec: CompareSpec, place: str) -> tuple[Record | None, str]:
+def _run_framework(
+    framework: Framework, spec: CompareSpec, place: str
+) -> tuple[WitnessRecord | None, str]:
     """What a framework's witnesses told, or why they did not."""
     with tempfile.TemporaryDirectory(prefix="batchloom-compare-") as folder:
         job = {
@@ -370,61 +382,67 @@ def _run(framework: Framework, spec: CompareSpec, place: str) -> tuple[Record | 
     return found, ""
 
 
-_Against = tuple[CompareSpec, Wanted, Sequence[Loader], Sequence[float]]
+_Reference = tuple[CompareSpec, ExpectedBatches, Sequence[Loader], Sequence[float]]
 
 
-def _judged(framework: Framework, found: Record | None, problem: str, against: _Against) -> Outcome:
+def _judge_framework(
+    framework: Framework, found: WitnessRecord | None, problem: str, against: _Reference
+) -> FrameworkResult:
     """A framework's outcome against the plan and the reference's losses."""
-    needs = {one.package: installed(one.package) for one in framework.needs}
+    needs = {one.package: get_installed_version(one.package) for one in framework.needs}
     versions = {package: version for package, version in needs.items() if version}
     if found is None:
-        state: Literal["missing", "failed"] = "missing" if missing(framework) else "failed"
-        return Outcome(framework.name, state, problem, versions)
+        state: Literal["missing", "failed"] = (
+            "missing" if find_missing_packages(framework) else "failed"
+        )
+        return FrameworkResult(framework.name, state, problem, versions)
     spec, wanted, loaders, losses = against
-    places = differing(wanted, found.ranks)
+    places = find_differing_batches(wanted, found.ranks)
     peaks = [entry["memory"] for told in found.ranks for entry in told]
     names = {name for peak in peaks for name in peak}
-    hashes = [_hashes(told) for told in found.ranks]
-    return Outcome(
+    hashes = [_list_hashes(told) for told in found.ranks]
+    return FrameworkResult(
         framework.name,
         "ran",
         versions=versions,
         hashes=tuple(tuple(one) for one in hashes),
-        digest=_digest(hashes),
+        digest=_digest_hashes(hashes),
         differing=tuple(places),
-        difference=explained(wanted, found.ranks, *places[0]) if places else None,
+        difference=explain_difference(wanted, found.ranks, *places[0]) if places else None,
         losses=tuple(found.losses),
-        loss_difference=_loss_difference(found.losses, losses, spec),
-        speed=None if places else _speed(found.ranks, loaders),
+        loss_difference=_find_loss_difference(found.losses, losses, spec),
+        speed=None if places else _measure_speed(found.ranks, loaders),
         memory={name: max(peak.get(name, 0) for peak in peaks) for name in sorted(names)},
     )
 
 
-def _hashes(told: Sequence[dict[str, Any]]) -> list[str]:
+def _list_hashes(told: Sequence[dict[str, Any]]) -> list[str]:
     return [str(entry["hash"]) for entry in told]
 
 
-def _digest(hashes: Sequence[Sequence[str]]) -> str:
+def _digest_hashes(hashes: Sequence[Sequence[str]]) -> str:
     return xxhash.xxh3_64_hexdigest("\n".join(" ".join(one) for one in hashes).encode())
 
 
-def _loss_difference(
+def _find_loss_difference(
     losses: Sequence[float], reference: Sequence[float], spec: CompareSpec
 ) -> LossDifference | None:
     for step, wanted in enumerate(reference[: spec.steps]):
         loss = losses[step] if step < len(losses) else None
-        if loss is None or not near(loss, wanted, spec.tolerance):
+        if loss is None or not is_close_loss(loss, wanted, spec.tolerance):
             return LossDifference(step, loss, wanted)
     return None
 
 
-def _speed(ranks: Sequence[Sequence[dict[str, Any]]], loaders: Sequence[Loader]) -> Speed | None:
+def _measure_speed(
+    ranks: Sequence[Sequence[dict[str, Any]]], loaders: Sequence[Loader]
+) -> FrameworkSpeed | None:
     """Behind the first steps, in which libraries start, compile and warm up."""
     steps = len(ranks[0])
-    warm_up = min(_MOST_WARM_UP, max(1, steps // 4))
+    warm_up = min(_MAX_WARM_UP_STEPS, max(1, steps // 4))
     if steps <= warm_up:
         return None
     took = [sum(entry["took"] for entry in told[warm_up:]) for told in ranks]
     waited = sum(entry["waited"] for told in ranks for entry in told[warm_up:])
     tokens = sum(loader.tokens(step) for loader in loaders for step in range(warm_up, steps))
-    return Speed(warm_up, tokens / max(took), waited / sum(took))
+    return FrameworkSpeed(warm_up, tokens / max(took), waited / sum(took))

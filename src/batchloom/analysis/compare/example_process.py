@@ -12,20 +12,20 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from batchloom import open_store
-from batchloom.analysis.compare.frameworks import by_name, example_of
-from batchloom.analysis.compare.witness import Recording
+from batchloom.analysis.compare.frameworks import find_framework, import_example
+from batchloom.analysis.compare.witness import WitnessRecorder
 from batchloom.examples.job import Job, tiny_model
 
 
-def main(name: str, record: str, asked: str) -> None:
+def run_example_process(name: str, record: str, asked: str) -> None:
     """Run the example and leave the record, whatever ends it."""
-    recording, framework = Recording(Path(record)), by_name(name)
+    recording, framework = WitnessRecorder(Path(record)), find_framework(name)
     job = Job(**json.loads(asked), tell=recording.tell, within=recording.within)
     model = tiny_model(open_store(job.data), job.seed)
     here = framework.started_by == "torchrun"
     with recording.within(model) if here else nullcontext():
-        example_of(framework).train(model, job)
+        import_example(framework).train(model, job)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_example_process(*sys.argv[1:])

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
-from batchloom.analysis.compare.launch import Record
-from batchloom.core.partial_files import ASIDE, refused
+from batchloom.analysis.compare.launch import WitnessRecord
+from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
 
 # Removed when the files of the comparison are written.
 PARTIAL = "compare.partial"
@@ -31,7 +31,7 @@ class FinishedRuns:
     def __init__(self, out: Path, command: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self._folder = out / PARTIAL
         plain = json.loads(json.dumps(command))
-        with refused("write", self._folder):
+        with wrap_os_errors("write", self._folder):
             before = self._read("command")
             if before is not None and before != plain:
                 say(f"Starting over: {_describe_changes(before, plain)}.")
@@ -39,15 +39,15 @@ class FinishedRuns:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._write("command", plain)
 
-    def load(self, number: int) -> tuple[Record, float] | None:
+    def load(self, number: int) -> tuple[WitnessRecord, float] | None:
         """Return the record of a framework and the seconds it took; None where it has not run."""
-        with refused("read", self._folder):
+        with wrap_os_errors("read", self._folder):
             found = self._read(str(number))
-        return None if found is None else (Record(**found["record"]), found["seconds"])
+        return None if found is None else (WitnessRecord(**found["record"]), found["seconds"])
 
-    def save(self, number: int, record: Record, seconds: float) -> None:
+    def save(self, number: int, record: WitnessRecord, seconds: float) -> None:
         """Keep the record of a framework."""
-        with refused("write", self._folder):
+        with wrap_os_errors("write", self._folder):
             self._write(str(number), {"seconds": seconds, "record": asdict(record)})
 
     def _read(self, name: str) -> Any:
@@ -56,7 +56,7 @@ class FinishedRuns:
 
     def _write(self, name: str, value: Any) -> None:
         file = self._folder / f"{name}.json"
-        aside = file.with_name(file.name + ASIDE)
+        aside = file.with_name(file.name + PARTIAL_SUFFIX)
         aside.write_text(json.dumps(value), "utf-8")
         aside.rename(file)
 

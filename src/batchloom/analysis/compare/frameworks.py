@@ -20,11 +20,11 @@ from batchloom.adapters.requirements import (
     TRANSFORMERS,
     TRL,
     Requirement,
-    problem_of,
-    require,
+    find_requirement_problem,
+    require_installed,
 )
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.settings import nearest
+from batchloom.core.settings import suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +46,33 @@ class Framework:
 
 
 # The examples' model is a transformers one.
-_ALL = (TORCH, TRANSFORMERS)
-_TRAINER = (*_ALL, ACCELERATE, DATASETS)
+_TORCH_PACKAGES = (TORCH, TRANSFORMERS)
+_TRAINER_PACKAGES = (*_TORCH_PACKAGES, ACCELERATE, DATASETS)
 
 FRAMEWORKS = (
-    Framework("pytorch", "pytorch", _ALL),
-    Framework("hf-trainer", "hf_trainer", _TRAINER),
-    Framework("trl-sft", "sft_trainer", (*_TRAINER, TRL)),
-    Framework("lightning", "with_lightning", (*_ALL, LIGHTNING)),
-    Framework("megatron", "with_megatron", (*_ALL, MEGATRON)),
-    Framework("fsdp2", "fsdp2", _ALL),
-    Framework("fsdp2-trainer", "fsdp2_sft", _ALL),
-    Framework("accelerate", "with_accelerate", (*_ALL, ACCELERATE)),
-    Framework("deepspeed", "with_deepspeed", (*_ALL, DEEPSPEED)),
-    Framework("ray-train", "with_ray", (*_ALL, RAY, PANDAS), started_by="itself"),
+    Framework("pytorch", "pytorch", _TORCH_PACKAGES),
+    Framework("hf-trainer", "hf_trainer", _TRAINER_PACKAGES),
+    Framework("trl-sft", "sft_trainer", (*_TRAINER_PACKAGES, TRL)),
+    Framework("lightning", "with_lightning", (*_TORCH_PACKAGES, LIGHTNING)),
+    Framework("megatron", "with_megatron", (*_TORCH_PACKAGES, MEGATRON)),
+    Framework("fsdp2", "fsdp2", _TORCH_PACKAGES),
+    Framework("fsdp2-trainer", "fsdp2_sft", _TORCH_PACKAGES),
+    Framework("accelerate", "with_accelerate", (*_TORCH_PACKAGES, ACCELERATE)),
+    Framework("deepspeed", "with_deepspeed", (*_TORCH_PACKAGES, DEEPSPEED)),
+    Framework("ray-train", "with_ray", (*_TORCH_PACKAGES, RAY, PANDAS), started_by="itself"),
 )
 
 
-def require_packages() -> None:
+def require_compare_packages() -> None:
     """Make sure that what trains and what draws is there, before anything is run.
 
     Raises:
         MissingDependencyError: names what is missing.
     """
-    require(TORCH, Requirement("matplotlib", "3.9", "train"))
+    require_installed(TORCH, Requirement("matplotlib", "3.9", "train"))
 
 
-def by_name(name: str) -> Framework:
+def find_framework(name: str) -> Framework:
     """The framework of a name that is known, or an example of somebody's own by its module or its file.
 
     Raises:
@@ -84,17 +84,17 @@ def by_name(name: str) -> Framework:
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise SettingsError([f"frameworks: there is no file {name}"])
-        return Framework(name, str(Path(name).resolve()), _ALL)
+        return Framework(name, str(Path(name).resolve()), _TORCH_PACKAGES)
     if "." in name and all(part.isidentifier() for part in name.split(".")):
-        return Framework(name, name, _ALL)
+        return Framework(name, name, _TORCH_PACKAGES)
     known = [one.name for one in FRAMEWORKS]
     problem = (
         f"frameworks: {name!r} is none of {', '.join(known)}, and no module or file of an example"
     )
-    raise SettingsError([problem + nearest(name, known)])
+    raise SettingsError([problem + suggest(name, known)])
 
 
-def example_of(framework: Framework) -> ModuleType:
+def import_example(framework: Framework) -> ModuleType:
     """The module of an example, imported.
 
     Raises:
@@ -135,6 +135,6 @@ def hash_example(framework: Framework) -> str | None:
     return xxhash.xxh3_64_hexdigest(Path(file).read_bytes())
 
 
-def missing(framework: Framework) -> list[str]:
+def find_missing_packages(framework: Framework) -> list[str]:
     """Why a framework cannot run here; empty when it can."""
-    return [problem for one in framework.needs if (problem := problem_of(one))]
+    return [problem for one in framework.needs if (problem := find_requirement_problem(one))]

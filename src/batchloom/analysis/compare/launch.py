@@ -14,14 +14,14 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from batchloom.analysis.compare.frameworks import by_name
+from batchloom.analysis.compare.frameworks import find_framework
 from batchloom.core.errors import TrainError
 
-_MOST_SHOWN = 3000
+_MAX_OUTPUT_CHARACTERS = 3000
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WitnessRecord:
     """What the witnesses of a run told.
 
     Attributes:
@@ -37,7 +37,7 @@ class Record:
 
 def run_example(
     name: str, job: Mapping[str, Any], record: Path, *, processes: int = 1, seconds: float = 600
-) -> Record:
+) -> WitnessRecord:
     """Run an example to its end.
 
     Args:
@@ -55,7 +55,7 @@ def run_example(
     Path(job["out"]).mkdir(parents=True, exist_ok=True)
     command = [sys.executable]
     asked = dict(job)
-    if by_name(name).started_by == "itself":
+    if find_framework(name).started_by == "itself":
         asked["workers"] = processes
     elif processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -66,9 +66,11 @@ def run_example(
         str(record),
         json.dumps(asked),
     ]
-    code, said = _finish(command, name, seconds)
+    code, said = _run_to_end(command, name, seconds)
     if code:
-        raise TrainError(f"{name} ended with {code}. {_fault(record) or f'It said last: {said}'}")
+        raise TrainError(
+            f"{name} ended with {code}. {_read_fault(record) or f'It said last: {said}'}"
+        )
     silent = [str(n) for n in range(processes) if not (record / f"rank_{n}.json").exists()]
     if silent:
         raise TrainError(
@@ -78,25 +80,25 @@ def run_example(
     return read_record(record)
 
 
-def _finish(command: Sequence[str], name: str, seconds: float) -> tuple[int, str]:
+def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int, str]:
     """The exit code of a command, and the end of what it said; none of its processes is left, however it ends."""
     with tempfile.TemporaryFile() as said:
         started = subprocess.Popen(  # noqa: S603 - the command is ours
-            command, stdout=subprocess.DEVNULL, stderr=said, env=_environment()
+            command, stdout=subprocess.DEVNULL, stderr=said, env=_make_environment()
         )
         try:
             code = started.wait(seconds)
         except subprocess.TimeoutExpired as error:
             raise TrainError(
-                f"{name} did not end within {seconds:.0f} s; it said last: {_text(said)}"
+                f"{name} did not end within {seconds:.0f} s; it said last: {_read_output(said)}"
             ) from error
         finally:
             if started.poll() is None:
-                _end(started)
-        return code, _text(said)
+                _kill_process_group(started)
+        return code, _read_output(said)
 
 
-def _end(started: subprocess.Popen[bytes]) -> None:
+def _kill_process_group(started: subprocess.Popen[bytes]) -> None:
     """Kill a process and all that it started: a launcher that is killed leaves its ranks behind."""
     top = psutil.Process(started.pid)
     family = [*top.children(recursive=True), top]
@@ -106,27 +108,27 @@ def _end(started: subprocess.Popen[bytes]) -> None:
     started.wait()
 
 
-def _fault(record: Path) -> str:
+def _read_fault(record: Path) -> str:
     """What the first rank that failed said of it; empty where none did."""
     told = (json.loads(file.read_text()) for file in sorted(record.glob("rank_*.json")))
     return next((f"Rank {one['rank']}: {one['fault']}" for one in told if one.get("fault")), "")
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     """One thread a process, so that sums are the same and processes share the cores; no network."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def _text(said: BinaryIO) -> str:
-    said.seek(max(0, said.seek(0, os.SEEK_END) - _MOST_SHOWN))
+def _read_output(said: BinaryIO) -> str:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - _MAX_OUTPUT_CHARACTERS))
     return said.read().decode(errors="replace").strip() or "nothing"
 
 
-def read_record(record: Path) -> Record:
+def read_record(record: Path) -> WitnessRecord:
     """What the ranks of a finished run told."""
     files = sorted(record.glob("rank_*.json"), key=lambda file: int(file.stem[5:]))
     told = [json.loads(file.read_text()) for file in files]
     losses = [tuple(one) for one in told[0]["losses"]]
     if not losses:
         raise TrainError(f"No step was told of in {record}: the run made none.")
-    return Record(losses[0][0], [one["steps"] for one in told], [loss for _, loss in losses])
+    return WitnessRecord(losses[0][0], [one["steps"] for one in told], [loss for _, loss in losses])

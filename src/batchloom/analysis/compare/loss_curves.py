@@ -13,47 +13,47 @@ from typing import Any
 
 from batchloom.analysis.compare.tensorboard_events import read_events
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.settings import shown
+from batchloom.core.settings import quote_value
 
 # Names of the training loss, the surest first.
-LOSSES = (
+LOSS_NAMES = (
     *("loss", "train_loss", "train/loss", "train_loss_step", "loss_step", "train/loss_step"),
     *("training_loss", "loss/train", "Loss/train", "lm loss"),
 )
-_STEPS = ("step", "global_step", "iteration")
+_STEP_NAMES = ("step", "global_step", "iteration")
 # Tokens since the beginning of a run.
-_TOKENS = ("num_input_tokens_seen", "tokens_seen", "consumed_tokens")
+_TOKEN_NAMES = ("num_input_tokens_seen", "tokens_seen", "consumed_tokens")
 # Where a row says what it is of, and what it says of an evaluation.
-_OF = ("split", "mode", "phase", "kind")
-_EVALUATIONS = {"eval", "evaluation", "val", "valid", "validation", "test"}
-_EVALUATED = re.compile(rf"({'|'.join(sorted(_EVALUATIONS))})[_/ ]")
-_EVENTS, _EVENT_FILES = b"brain.Event:", "*tfevents*"
-_SYNTHETIC = "source=synthetic"
+_SPLIT_COLUMNS = ("split", "mode", "phase", "kind")
+_EVALUATION_NAMES = {"eval", "evaluation", "val", "valid", "validation", "test"}
+_EVALUATION_PREFIX = re.compile(rf"({'|'.join(sorted(_EVALUATION_NAMES))})[_/ ]")
+_EVENT_MAGIC, _EVENT_FILE_PATTERN = b"brain.Event:", "*tfevents*"
+_SYNTHETIC_LABEL = "source=synthetic"
 # The figure of docs/metrics.md.
-_MADE_UP = "data/synthetic"
+_SYNTHETIC_METRIC = "data/synthetic"
 # Lightning logs it with all that has its own count of steps, which is 0 after the first optimizer step where the other
 # trainers here say 1; what has a count of the user's comes without.
-_COUNTED = "epoch"
+_EPOCH_COLUMN = "epoch"
 # What of a folder is its run, the first that is there; of several the newest.
-_INSIDE = (
+_LOG_FILE_PATTERNS = (
     *("log.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics.csv"),
-    *("version_*/metrics.csv", "lightning_logs/version_*/metrics.csv", _EVENT_FILES),
+    *("version_*/metrics.csv", "lightning_logs/version_*/metrics.csv", _EVENT_FILE_PATTERN),
     *("runs/*/*tfevents*", "version_*/*tfevents*", "lightning_logs/version_*/*tfevents*"),
 )
 _EXPECTED = (
     "Expected: a folder or log.jsonl of batchloom train, JSON lines with step and loss, trainer_state.json of the "
     "Hugging Face Trainer, a CSV file with step and loss (Lightning's CSVLogger), or event files of TensorBoard."
 )
-_SHOWN = 60
+_MAX_NAME_CHARACTERS = 60
 # Above it a float does not tell two steps apart.
-_MOST_STEP = 2**53
+_MAX_STEP = 2**53
 
-Row = Mapping[str, Any]
-Point = tuple[float, float, float | None]
+LogRow = Mapping[str, Any]
+LossPoint = tuple[float, float, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LossCurve:
     """The loss of a run, step by step.
 
     Attributes:
@@ -74,7 +74,7 @@ class Curve:
     synthetic: bool | None = None
 
 
-def read_run(path: str) -> Curve:
+def read_loss_curve(path: str) -> LossCurve:
     """The loss curve of a finished run.
 
     Args:
@@ -85,66 +85,74 @@ def read_run(path: str) -> Curve:
         InputError: it is no such run, or not to be read to its end; says what was expected.
         MissingDependencyError: event files, and tensorboard is not installed.
     """
-    file = _file_of(Path(path))
+    file = _find_log_file(Path(path))
     head = file.read_bytes()[:4096]
-    lightning = "lightning" if _of_lightning(file) else ""
-    if _EVENTS in head[:200]:
+    lightning = "lightning" if _is_lightning_log(file) else ""
+    if _EVENT_MAGIC in head[:200]:
         # A run that went on has begun another file in its folder; their names hold the time, and a count in a process.
-        found = sorted(file.parent.glob(_EVENT_FILES), key=lambda one: _counted(one.name))
+        found = sorted(
+            file.parent.glob(_EVENT_FILE_PATTERN), key=lambda one: _natural_sort_key(one.name)
+        )
         beside = found if Path(path).is_dir() else [file]
-        return _curve_of(path, lightning or "tensorboard", file, read_events(beside))
+        return _make_curve_from_rows(path, lightning or "tensorboard", file, read_events(beside))
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is no log of a run: it is no text. {_EXPECTED}") from error
     if not text.lstrip().startswith("{"):
-        return _curve_of(path, lightning or "csv", file, [_table(file, text)])
-    state = _whole(text)
+        return _make_curve_from_rows(path, lightning or "csv", file, [_read_csv_rows(file, text)])
+    state = _parse_single_object(text)
     if state is not None:
-        if "log_history" not in state and not _has_loss(state):
-            raise _other(file, f"an object of {_listed(state)}")
+        if "log_history" not in state and not _contains_loss(state):
+            raise _unreadable_log_error(file, f"an object of {_format_names(state)}")
         if "log_history" in state:
-            return _curve_of(path, "trainer", file, [_history(file, state["log_history"])])
-    rows = list(_lines(file, text))
+            return _make_curve_from_rows(
+                path, "trainer", file, [_read_log_history(file, state["log_history"])]
+            )
+    rows = list(_iter_json_lines(file, text))
     ours = [row for row in rows if row.get("kind") == "step" and "origin" in row]
     if ours:
-        made_up = any(str(row["origin"]).startswith(_SYNTHETIC) for row in ours)
-        return _curve(path, "batchloom", _summed(file, ours), synthetic=made_up)
-    return _curve_of(path, "jsonl", file, [rows])
+        made_up = any(str(row["origin"]).startswith(_SYNTHETIC_LABEL) for row in ours)
+        return _make_curve(
+            path, "batchloom", _collect_own_log_points(file, ours), synthetic=made_up
+        )
+    return _make_curve_from_rows(path, "jsonl", file, [rows])
 
 
-def _counted(name: str) -> list[str | int]:
+def _natural_sort_key(name: str) -> list[str | int]:
     """A name by which 10 comes after 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def _file_of(path: Path) -> Path:
+def _find_log_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
         raise InputMissingError(f"There is no run at {path}. {_EXPECTED}")
-    for pattern in _INSIDE:
+    for pattern in _LOG_FILE_PATTERNS:
         if found := list(path.glob(pattern)):
             return max(found, key=lambda file: file.stat().st_mtime)
-    raise InputError(f"{path} is a folder without a run: it has none of {', '.join(_INSIDE)}.")
+    raise InputError(
+        f"{path} is a folder without a run: it has none of {', '.join(_LOG_FILE_PATTERNS)}."
+    )
 
 
-def _of_lightning(file: Path) -> bool:
+def _is_lightning_log(file: Path) -> bool:
     """Whether it lies where Lightning's loggers write: in ``version_N``, or beside the settings they keep."""
     named = file.absolute().parent.name
     return named.startswith("version_") or file.with_name("hparams.yaml").exists()
 
 
-def _other(file: Path, what: str) -> InputError:
+def _unreadable_log_error(file: Path, what: str) -> InputError:
     return InputError(f"{file} is no log of a run: it holds {what}. {_EXPECTED}")
 
 
-def _listed(names: Iterable[Any]) -> str:
-    shown = [str(name)[:_SHOWN] for name in names]
+def _format_names(names: Iterable[Any]) -> str:
+    shown = [str(name)[:_MAX_NAME_CHARACTERS] for name in names]
     return ", ".join(shown[:12]) + (" ..." if len(shown) > 12 else "") or "nothing"
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """What a text holds.
 
     Raises:
@@ -156,23 +164,23 @@ def _json(text: str) -> Any:
         raise ValueError("too many brackets in brackets") from error
 
 
-def _whole(text: str) -> dict[str, Any] | None:
+def _parse_single_object(text: str) -> dict[str, Any] | None:
     """The one object that a text is; None where it is lines, or none."""
     try:
-        found = _json(text)
+        found = _parse_json(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
 
-def _lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
+def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
     # Not at U+2028 and such, which may stand inside a string.
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = _json(line)
+            row = _parse_json(line)
         except ValueError as error:
             if number == 1 and line.strip() == "{":
                 raise InputError(
@@ -188,7 +196,7 @@ def _lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _history(file: Path, told: Any) -> list[Row]:
+def _read_log_history(file: Path, told: Any) -> list[LogRow]:
     """The rows of a ``trainer_state.json``."""
     if not isinstance(told, list):
         raise InputError(
@@ -198,36 +206,40 @@ def _history(file: Path, told: Any) -> list[Row]:
     return [row for row in told if isinstance(row, dict)]
 
 
-def _table(file: Path, text: str) -> list[Row]:
+def _read_csv_rows(file: Path, text: str) -> list[LogRow]:
     """The rows of a CSV file, of each the cells that hold something."""
     # A cell may be as long as the file: beside the loss may stand a text.
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     rows = list(csv.DictReader(io.StringIO(text)))
-    if not rows or _name(_STEPS, rows[0]) is None:
-        first = text.lstrip()[:_SHOWN].splitlines()
-        raise _other(file, f"no objects and no columns step and loss; it begins {first[:1]}")
+    if not rows or _find_first_name(_STEP_NAMES, rows[0]) is None:
+        first = text.lstrip()[:_MAX_NAME_CHARACTERS].splitlines()
+        raise _unreadable_log_error(
+            file, f"no objects and no columns step and loss; it begins {first[:1]}"
+        )
     return [{name: cell for name, cell in row.items() if name and cell} for row in rows]
 
 
-def _has_loss(row: Row) -> bool:
-    return _name(_STEPS, row) is not None and any(name in row for name in LOSSES)
+def _contains_loss(row: LogRow) -> bool:
+    return _find_first_name(_STEP_NAMES, row) is not None and any(
+        name in row for name in LOSS_NAMES
+    )
 
 
-def _name(known: Sequence[str], row: Row) -> str | None:
+def _find_first_name(known: Sequence[str], row: LogRow) -> str | None:
     """The first of some names under which a row has something."""
     return next((name for name in known if row.get(name) is not None), None)
 
 
-def _is_evaluation(row: Row) -> bool:
+def _is_evaluation(row: LogRow) -> bool:
     """Whether a row is of an evaluation: by what it says of itself, or since that alone is what it has a number of."""
-    if any(str(row.get(name)).strip().lower() in _EVALUATIONS for name in _OF):
+    if any(str(row.get(name)).strip().lower() in _EVALUATION_NAMES for name in _SPLIT_COLUMNS):
         return True
-    return _name(LOSSES, row) is None and any(
-        _EVALUATED.match(name) and value is not None for name, value in row.items()
+    return _find_first_name(LOSS_NAMES, row) is None and any(
+        _EVALUATION_PREFIX.match(name) and value is not None for name, value in row.items()
     )
 
 
-def _points(file: Path, parts: Sequence[Sequence[Row]]) -> list[Point]:
+def _collect_points(file: Path, parts: Sequence[Sequence[LogRow]]) -> list[LossPoint]:
     """The points of rows of which some hold a step and a loss, by one name for all.
 
     Args:
@@ -235,7 +247,8 @@ def _points(file: Path, parts: Sequence[Sequence[Row]]) -> list[Point]:
         parts: rows of each file of a run.
     """
     held = [
-        [row for row in rows if _name(_STEPS, row) and not _is_evaluation(row)] for rows in parts
+        [row for row in rows if _find_first_name(_STEP_NAMES, row) and not _is_evaluation(row)]
+        for rows in parts
     ]
     every = [row for rows in held for row in rows]
 
@@ -243,22 +256,28 @@ def _points(file: Path, parts: Sequence[Sequence[Row]]) -> list[Point]:
         return sum(row.get(name) is not None for row in every), sum(name in row for row in every)
 
     # Of as many the surer.
-    loss = max(LOSSES, key=rows_with)
+    loss = max(LOSS_NAMES, key=rows_with)
     if not rows_with(loss)[1]:
         names = dict.fromkeys(name for rows in parts for row in rows for name in row)
-        raise _other(file, f"rows with {_listed(names)}, and none with a step and a loss")
-    found = [[_point(file, row, loss) for row in rows if loss in row] for rows in held]
+        raise _unreadable_log_error(
+            file, f"rows with {_format_names(names)}, and none with a step and a loss"
+        )
+    found = [[_parse_point(file, row, loss) for row in rows if loss in row] for rows in held]
     for points in found:
-        _refuse_two(file, points, loss)
+        _check_unique_steps(file, points, loss)
     return [point for points in found for point in points]
 
 
-def _point(file: Path, row: Row, loss: str) -> Point:
-    tokens = _name(_TOKENS, row)
-    return _step(file, row), _loss(file, row, loss), _number(file, row, tokens) if tokens else None
+def _parse_point(file: Path, row: LogRow, loss: str) -> LossPoint:
+    tokens = _find_first_name(_TOKEN_NAMES, row)
+    return (
+        _parse_step(file, row),
+        _parse_loss(file, row, loss),
+        _parse_number(file, row, tokens) if tokens else None,
+    )
 
 
-def _refuse_two(file: Path, points: Sequence[Point], name: str) -> None:
+def _check_unique_steps(file: Path, points: Sequence[LossPoint], name: str) -> None:
     """Refuse two losses of a step one after the other: a run that went on has gone back before it tells again."""
     for (step, loss, _), (following, other, _) in pairwise(points):
         if step == following and loss != other and not (math.isnan(loss) and math.isnan(other)):
@@ -268,21 +287,21 @@ def _refuse_two(file: Path, points: Sequence[Point], name: str) -> None:
             )
 
 
-def _summed(file: Path, rows: Sequence[Row]) -> list[Point]:
+def _collect_own_log_points(file: Path, rows: Sequence[LogRow]) -> list[LossPoint]:
     """Those of our own log, where each step has its own tokens."""
-    latest = {_step(file, row): row for row in rows}
+    latest = {_parse_step(file, row): row for row in rows}
     total = 0.0
-    points: list[Point] = []
+    points: list[LossPoint] = []
     for step in sorted(latest):
-        total += _number(file, latest[step], "tokens")
-        points.append((step, _loss(file, latest[step], "loss"), total))
+        total += _parse_number(file, latest[step], "tokens")
+        points.append((step, _parse_loss(file, latest[step], "loss"), total))
     return points
 
 
-def _step(file: Path, row: Row) -> float:
-    name = _name(_STEPS, row) or _STEPS[0]
-    step = _number(file, row, name)
-    if not step.is_integer() or abs(step) > _MOST_STEP:
+def _parse_step(file: Path, row: LogRow) -> float:
+    name = _find_first_name(_STEP_NAMES, row) or _STEP_NAMES[0]
+    step = _parse_number(file, row, name)
+    if not step.is_integer() or abs(step) > _MAX_STEP:
         raise InputError(
             f"{file} has {row.get(name)!r:.40} for {name}, no whole number: write the number of the optimizer step "
             "there."
@@ -290,12 +309,12 @@ def _step(file: Path, row: Row) -> float:
     return step
 
 
-def _loss(file: Path, row: Row, name: str) -> float:
+def _parse_loss(file: Path, row: LogRow, name: str) -> float:
     """A loss; null is how loggers write one that is no number."""
-    return math.nan if name in row and row[name] is None else _number(file, row, name)
+    return math.nan if name in row and row[name] is None else _parse_number(file, row, name)
 
 
-def _number(file: Path, row: Row, name: str) -> float:
+def _parse_number(file: Path, row: LogRow, name: str) -> float:
     value = row.get(name)
     if not isinstance(value, bool):
         try:
@@ -303,35 +322,42 @@ def _number(file: Path, row: Row, name: str) -> float:
         except (TypeError, ValueError, OverflowError):
             pass
     raise InputError(
-        f"{file} has {shown(value):.40} for {name}, no number. Delete its row; the others are read without it."
+        f"{file} has {quote_value(value):.40} for {name}, no number. Delete its row; the others are read without it."
     )
 
 
-def _made_up(file: Path, parts: Sequence[Sequence[Row]]) -> bool | None:
+def _detect_synthetic(file: Path, parts: Sequence[Sequence[LogRow]]) -> bool | None:
     """What a run says by the figure that the Meter gives for it; None where it does not."""
     told = [
-        _number(file, row, _MADE_UP)
+        _parse_number(file, row, _SYNTHETIC_METRIC)
         for rows in parts
         for row in rows
-        if row.get(_MADE_UP) is not None
+        if row.get(_SYNTHETIC_METRIC) is not None
     ]
     return any(told) if told else None
 
 
-def _curve_of(name: str, kind: str, file: Path, parts: Sequence[Sequence[Row]]) -> Curve:
+def _make_curve_from_rows(
+    name: str, kind: str, file: Path, parts: Sequence[Sequence[LogRow]]
+) -> LossCurve:
     if kind == "lightning":
         parts = [
-            [_from_one(file, row) if _COUNTED in row else row for row in rows] for rows in parts
+            [_count_from_one(file, row) if _EPOCH_COLUMN in row else row for row in rows]
+            for rows in parts
         ]
-    return _curve(name, kind, _points(file, parts), synthetic=_made_up(file, parts))
+    return _make_curve(
+        name, kind, _collect_points(file, parts), synthetic=_detect_synthetic(file, parts)
+    )
 
 
-def _from_one(file: Path, row: Row) -> Row:
-    name = _name(_STEPS, row)
-    return {**row, name: _step(file, row) + 1} if name else row
+def _count_from_one(file: Path, row: LogRow) -> LogRow:
+    name = _find_first_name(_STEP_NAMES, row)
+    return {**row, name: _parse_step(file, row) + 1} if name else row
 
 
-def _curve(name: str, kind: str, points: Sequence[Point], *, synthetic: bool | None) -> Curve:
+def _make_curve(
+    name: str, kind: str, points: Sequence[LossPoint], *, synthetic: bool | None
+) -> LossCurve:
     at = {step: (loss, tokens) for step, loss, tokens in points}
     if not at:
         raise InputError(
@@ -340,7 +366,7 @@ def _curve(name: str, kind: str, points: Sequence[Point], *, synthetic: bool | N
     steps = sorted(at)
     tokens = [at[step][1] for step in steps]
     known = tuple(one for one in tokens if one is not None)
-    return Curve(
+    return LossCurve(
         name,
         kind,
         tuple(int(step) for step in steps),

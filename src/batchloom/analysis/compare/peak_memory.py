@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-_STATUS = Path("/proc/self/status")
-_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
+_PROC_STATUS = Path("/proc/self/status")
+_PEAK_PATTERN = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
-def peak_memory() -> dict[str, int]:
+def measure_peak_memory() -> dict[str, int]:
     """Bytes at the most since the process began: ``resident``; ``device`` as well, of an accelerator it uses.
 
     ``getrusage`` alone would count what its parent had when it was started (Linux keeps that over ``exec``).
     """
-    found = {"resident": _resident()}
+    found = {"resident": _read_resident_peak()}
     if uses_gpu():
         found["device"] = torch.cuda.max_memory_allocated()
     return found
@@ -27,8 +27,8 @@ def uses_gpu() -> bool:
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _resident() -> int:
-    if sys.platform == "linux" and (match := _PEAK.search(_STATUS.read_text())):
+def _read_resident_peak() -> int:
+    if sys.platform == "linux" and (match := _PEAK_PATTERN.search(_PROC_STATUS.read_text())):
         return int(match[1]) * 1024
     # Bytes on macOS, kB elsewhere.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (

@@ -6,17 +6,17 @@ from typing import Literal
 
 import numpy as np
 
-from batchloom.analysis.compare.loss_curves import Curve
-from batchloom.analysis.compare.verdict import Verdict, judge
+from batchloom.analysis.compare.loss_curves import LossCurve
+from batchloom.analysis.compare.verdict import LossVerdict, judge_loss_curve
 from batchloom.core.settings import raise_problems
 
-By = Literal["step", "tokens"]
+CurveAxis = Literal["step", "tokens"]
 # Of the end of a curve, so that one step's noise decides nothing.
-_LAST = 10
+_TAIL_POINTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ComparedRun:
     """A run beside the first.
 
     Attributes:
@@ -29,15 +29,15 @@ class Beside:
         common: steps that both have, where losses were compared.
     """
 
-    curve: Curve
-    verdict: Verdict
+    curve: LossCurve
+    verdict: LossVerdict
     at_common: float | None
     first_apart: int | None
     common: int
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RunComparison:
     """Runs that were compared.
 
     Attributes:
@@ -47,10 +47,10 @@ class Runs:
         runs: in the order given.
     """
 
-    by: By
+    by: CurveAxis
     until: float
     tolerance: float | None
-    runs: tuple[Beside, ...]
+    runs: tuple[ComparedRun, ...]
 
     @property
     def synthetic(self) -> bool:
@@ -66,31 +66,37 @@ class Runs:
         )
 
 
-def beside(curves: Sequence[Curve], by: By = "step", tolerance: float | None = None) -> Runs:
+def compare_runs(
+    curves: Sequence[LossCurve], by: CurveAxis = "step", tolerance: float | None = None
+) -> RunComparison:
     """Compare runs.
 
     Raises:
         SettingsError: by tokens, and a run does not say how many it has seen, or says what cannot be.
     """
     if by == "tokens":
-        raise_problems([problem for one in curves if (problem := _token_problem(one))])
-    until = min(xs_of(one, by)[-1] for one in curves)
+        raise_problems([problem for one in curves if (problem := _find_token_problem(one))])
+    until = min(get_curve_positions(one, by)[-1] for one in curves)
     first, found = curves[0], []
     for one in curves:
-        xs, losses = np.array(xs_of(one, by)), np.array(one.losses)
-        ends = losses[xs <= until][-_LAST:]
+        xs, losses = np.array(get_curve_positions(one, by)), np.array(one.losses)
+        ends = losses[xs <= until][-_TAIL_POINTS:]
         at_common = float(np.median(ends)) if ends.size else None
         both = sorted({*one.steps} & {*first.steps})
         mine, theirs = (dict(zip(c.steps, c.losses, strict=True)) for c in (one, first))
         apart = None
         if tolerance is not None:
-            apart = next((s for s in both if not near(mine[s], theirs[s], tolerance)), None)
-        verdict = judge(xs_of(one, by), one.losses, "token" if by == "tokens" else "step")
-        found.append(Beside(one, verdict, at_common, apart, len(both)))
-    return Runs(by, until, tolerance, tuple(found))
+            apart = next(
+                (s for s in both if not is_close_loss(mine[s], theirs[s], tolerance)), None
+            )
+        verdict = judge_loss_curve(
+            get_curve_positions(one, by), one.losses, "token" if by == "tokens" else "step"
+        )
+        found.append(ComparedRun(one, verdict, at_common, apart, len(both)))
+    return RunComparison(by, until, tolerance, tuple(found))
 
 
-def _token_problem(curve: Curve) -> str:
+def _find_token_problem(curve: LossCurve) -> str:
     """Why a run cannot stand by its tokens; empty where it can."""
     if curve.tokens is None:
         return f"by: {curve.name} does not say how many tokens it has seen; compare by step"
@@ -103,11 +109,11 @@ def _token_problem(curve: Curve) -> str:
     return ""
 
 
-def xs_of(curve: Curve, by: By) -> tuple[float, ...]:
+def get_curve_positions(curve: LossCurve, by: CurveAxis) -> tuple[float, ...]:
     """Where the points of a curve stand."""
     return curve.tokens if by == "tokens" and curve.tokens is not None else curve.steps
 
 
-def near(loss: float, reference: float, tolerance: float) -> bool:
+def is_close_loss(loss: float, reference: float, tolerance: float) -> bool:
     """Whether a loss is within a relative tolerance of another; what is no finite number is near nothing."""
     return bool(np.isfinite(reference) and abs(loss - reference) <= tolerance * abs(reference))

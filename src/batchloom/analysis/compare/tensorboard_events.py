@@ -8,8 +8,8 @@ from typing import Any
 from batchloom.core.errors import InputError, MissingDependencyError
 
 # What a damaged or a foreign record begins with: its length (8 bytes) and the checksum of that (4).
-_HEAD = struct.Struct("<QI")
-_SUM = struct.Struct("<I")
+_RECORD_HEADER = struct.Struct("<QI")
+_RECORD_CHECKSUM = struct.Struct("<I")
 
 
 def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
@@ -38,7 +38,7 @@ def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
     for file in files:
         rows: list[dict[str, Any]] = []
         parts.append(rows)
-        for record in _records(file):
+        for record in _iter_event_records(file):
             event = Event.FromString(record)
             if event.HasField("session_log") and event.session_log.status == SessionLog.START:
                 for part in parts:
@@ -46,12 +46,16 @@ def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
             for value in event.summary.value:
                 kind = value.WhichOneof("value")
                 if kind in ("simple_value", "tensor"):
-                    told = value.simple_value if kind == "simple_value" else _plain(value.tensor)
-                    _add(rows, event.step, value.tag, told)
+                    told = (
+                        value.simple_value
+                        if kind == "simple_value"
+                        else _tensor_to_scalar(value.tensor)
+                    )
+                    _add_value(rows, event.step, value.tag, told)
     return parts
 
 
-def _add(rows: list[dict[str, Any]], step: int, tag: str, value: Any) -> None:
+def _add_value(rows: list[dict[str, Any]], step: int, tag: str, value: Any) -> None:
     """Add a value to the last row, or to a new one where that is of another step or has such a value."""
     if not rows or rows[-1]["step"] != step or tag in rows[-1]:
         rows.append({"step": step})
@@ -59,31 +63,34 @@ def _add(rows: list[dict[str, Any]], step: int, tag: str, value: Any) -> None:
     rows[-1] |= {tag: value, "step": step}
 
 
-def _plain(tensor: Any) -> Any:
+def _tensor_to_scalar(tensor: Any) -> Any:
     from tensorboard.util.tensor_util import make_ndarray  # noqa: PLC0415 - it is optional
 
     array = make_ndarray(tensor)
     return array.item() if array.size == 1 else array
 
 
-def _records(file: Path) -> Iterator[bytes]:
+def _iter_event_records(file: Path) -> Iterator[bytes]:
     """The records of a file: each its length, the checksum of that, its bytes, and the checksum of these."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import (  # noqa: PLC0415 - it is optional
         masked_crc32c,
     )
 
     data, at = file.read_bytes(), 0
-    while at + _HEAD.size <= len(data):
-        size, told = _HEAD.unpack_from(data, at)
-        begin = at + _HEAD.size
+    while at + _RECORD_HEADER.size <= len(data):
+        size, told = _RECORD_HEADER.unpack_from(data, at)
+        begin = at + _RECORD_HEADER.size
         sound = masked_crc32c(data[at : at + 8]) == told
-        if sound and begin + size + _SUM.size > len(data):
+        if sound and begin + size + _RECORD_CHECKSUM.size > len(data):
             return
         record = data[begin : begin + size]
-        if not sound or masked_crc32c(record) != _SUM.unpack_from(data, begin + size)[0]:
+        if (
+            not sound
+            or masked_crc32c(record) != _RECORD_CHECKSUM.unpack_from(data, begin + size)[0]
+        ):
             raise InputError(
                 f"{file} is damaged at byte {at:,} of {len(data):,}: a checksum is not that of its bytes, and what "
                 "follows cannot be read. Copy the file anew from where it was written."
             )
         yield record
-        at = begin + size + _SUM.size
+        at = begin + size + _RECORD_CHECKSUM.size

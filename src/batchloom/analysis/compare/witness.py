@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from batchloom import Loader
-from batchloom.analysis.compare.peak_memory import peak_memory, uses_gpu
+from batchloom.analysis.compare.peak_memory import measure_peak_memory, uses_gpu
 
 
 @final
@@ -41,14 +41,14 @@ class StepHash:
 
     def add(self, input_ids: Any, position_ids: Any) -> None:
         """Take the ids and positions of a pass, both [R, S]; tensors or arrays."""
-        ids, positions = _plain(input_ids), _plain(position_ids)
+        ids, positions = _to_int64_array(input_ids), _to_int64_array(position_ids)
         if ids.shape != positions.shape:
             raise ValueError(f"ids of shape {ids.shape} have positions of shape {positions.shape}")
         self._ids.update(ids.tobytes())
         self._positions.update(positions.tobytes())
         width = ids.shape[-1]
         self._each += [
-            [width, row_hash(row), row_hash(own)]
+            [width, hash_row(row), hash_row(own)]
             for row, own in zip(ids.reshape(-1, width), positions.reshape(-1, width), strict=True)
         ]
         self.passes, self.rows = self.passes + 1, self.rows + len(ids)
@@ -70,18 +70,18 @@ class StepHash:
         }
 
 
-def row_hash(values: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+def hash_row(values: np.ndarray[Any, np.dtype[np.int64]]) -> str:
     """Of one row of ids or positions, int64; 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(values.tobytes())
 
 
-def _plain(given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _to_int64_array(given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     return np.ascontiguousarray(array, np.int64)
 
 
 @final
-class Witness:
+class BatchWitness:
     """Hears what a model is given while it trains, and tells of every step when the optimizer has made it.
 
     The passes before an optimizer step are that step's. Passes of evaluation are not heard.
@@ -113,7 +113,9 @@ class Witness:
             return
         self._close()
         if not self._hash.passes:
-            self._times = {"waited": None if self._ended is None else _now() - self._ended}
+            self._times = {
+                "waited": None if self._ended is None else _synchronized_time() - self._ended
+            }
         if given or "input_ids" not in named or named.get("position_ids") is None:
             said = f"{len(given)} values and {', '.join(named)}"
             raise ValueError(
@@ -130,7 +132,7 @@ class Witness:
         # An optimizer of several parts steps more than once: the last one counts.
         if not self._stepped:
             self._before, self._stepped = self._ended, True
-        self._ended, self._memory = _now(), peak_memory()
+        self._ended, self._memory = _synchronized_time(), measure_peak_memory()
 
     def _close(self) -> None:
         """Tell of the step that is over, where one is."""
@@ -151,7 +153,7 @@ class Witness:
         return self.entries
 
 
-def _now() -> float:
+def _synchronized_time() -> float:
     """Seconds, when an accelerator has done what it was given: its work counts for the step that asked for it."""
     if uses_gpu():
         torch.cuda.synchronize()
@@ -159,7 +161,7 @@ def _now() -> float:
 
 
 @final
-class Recording:
+class WitnessRecorder:
     """What a rank tells of an example; goes along with a job into processes that the example starts.
 
     Args:
@@ -177,7 +179,7 @@ class Recording:
     @contextmanager
     def within(self, model: nn.Module) -> Iterator[None]:
         """Hear what the model is given, and leave the record, whatever ends it."""
-        witness, rank = Witness(model), int(os.environ.get("RANK", "0"))
+        witness, rank = BatchWitness(model), int(os.environ.get("RANK", "0"))
         try:
             yield
         finally:
@@ -191,7 +193,7 @@ class Recording:
             aside.rename(aside.with_suffix(".json"))
 
 
-def expected(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:
+def iter_expected_entries(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:
     """What a witness tells of a trainer that is given the batches of a loader as they are, in one pass each."""
     for step in range(steps):
         made, batch = StepHash(), loader.batch(step)

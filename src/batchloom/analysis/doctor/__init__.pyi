@@ -1,8 +1,12 @@
-from .diagnosis import Diagnosis as Diagnosis, doctor as doctor, unread as unread
-from .examination import examine as examine
+from .diagnosis import (
+    Diagnosis as Diagnosis,
+    doctor as doctor,
+    make_unread_diagnosis as make_unread_diagnosis,
+)
+from .examination import examine_inputs as examine_inputs
 from .findings import LengthFacts as LengthFacts, SourceFacts as SourceFacts
-from .packing_estimate import packing_facts as packing_facts
-from .prepare_command import quote as quote
+from .packing_estimate import estimate_packing as estimate_packing
+from .prepare_command import quote_for_shell as quote_for_shell
 from .prepared_inputs import PreparedFacts as PreparedFacts
-from .preview import Piece as Piece, Preview as Preview
-from .sampling import Sizes as Sizes
+from .preview import DocumentPreview as DocumentPreview, PreviewSegment as PreviewSegment
+from .sampling import SampleSizes as SampleSizes

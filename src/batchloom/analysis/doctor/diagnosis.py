@@ -4,30 +4,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from batchloom.analysis.doctor.examination import examine
+from batchloom.analysis.doctor.examination import examine_inputs
 from batchloom.analysis.doctor.findings import (
     BadFacts,
     DuplicateFacts,
-    Examination,
+    ExaminationResult,
     SourceFacts,
     TokenizerFacts,
 )
-from batchloom.analysis.doctor.map_or_stream import WayFacts, way_facts
-from batchloom.analysis.doctor.packing_estimate import PackingFacts, packing_facts
-from batchloom.analysis.doctor.prepare_command import prepare_commands, quote
+from batchloom.analysis.doctor.map_or_stream import FeedEstimate, estimate_feeds
+from batchloom.analysis.doctor.packing_estimate import PackingFacts, estimate_packing
+from batchloom.analysis.doctor.prepare_command import make_prepare_commands, quote_for_shell
 from batchloom.analysis.doctor.prepared_inputs import (
     PreparedFacts,
-    kind_of_prepared,
-    prepared_facts,
+    detect_prepared_kind,
+    examine_prepared,
 )
 from batchloom.chat.templates import TrainOn
-from batchloom.core.settings import raise_problems, shown, to_plain, whole
-from batchloom.core.wording import counted
+from batchloom.core.settings import as_int, quote_value, raise_problems, to_plain
+from batchloom.core.wording import format_count
 from batchloom.plan import PlanSpec
 from batchloom.preparation import ChatRecipe, MediaRecipe, Note, Progress, ReadRecipe, Recipe
-from batchloom.preparation.documents import TEMPLATED
-from batchloom.preparation.request import Given, as_given, name_of, read_inputs, usual_dedup
-from batchloom.preparation.settings import Overlong, media_of, parse_names, weights_note
+from batchloom.preparation.documents import TEMPLATED_KINDS
+from batchloom.preparation.request import (
+    InputArgument,
+    as_input_tuple,
+    default_dedup,
+    input_name,
+    resolve_inputs,
+)
+from batchloom.preparation.settings import (
+    OverlongPolicy,
+    describe_unused_weights,
+    parse_media,
+    parse_names,
+)
 
 # What can be had everywhere, where prepare's default cannot.
 _FALLBACK_TOKENIZER = "train:8192"
@@ -79,7 +90,7 @@ class Diagnosis:
     packing: PackingFacts | None
     seconds: float | None
     store_bytes: int | None
-    ways: tuple[WayFacts, ...]
+    ways: tuple[FeedEstimate, ...]
     faults: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
@@ -96,7 +107,7 @@ class Diagnosis:
 
 
 def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
-    inputs: Given | Sequence[Given],
+    inputs: InputArgument | Sequence[InputArgument],
     *,
     tokenizer: str | None = None,
     end_token: str | None = None,
@@ -110,7 +121,7 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
     template: str | None = None,
     train_on: TrainOn | None = None,
     max_tokens: int | None = None,
-    overlong: Overlong = "drop",
+    overlong: OverlongPolicy = "drop",
     follow_links: bool = False,
     seq_len: int = 2048,
     global_batch_size: int | None = None,
@@ -138,8 +149,8 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         InputMissingError, InputError: an input does not exist, holds nothing that can be used, or cannot be listed.
         TokenizerError: the tokenizer that was named cannot be had.
     """
-    given = as_given(inputs)
-    done = [one for one in given if isinstance(one, str) and kind_of_prepared(one)]
+    given = as_input_tuple(inputs)
+    done = [one for one in given if isinstance(one, str) and detect_prepared_kind(one)]
     raw = [one for one in given if one not in done]
     reading = ReadRecipe(
         text_field=text_field,
@@ -147,9 +158,9 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         ignore=parse_names(ignore or ()),
         split_on=split_on,
         normalize=normalize,
-        media=media_of(media),
+        media=parse_media(media),
     )
-    chosen = read_inputs(raw or given, reading, tokenizer)
+    chosen = resolve_inputs(raw or given, reading, tokenizer)
     recipe = Recipe(
         inputs=chosen.inputs,
         sources=chosen.sources,
@@ -158,39 +169,47 @@ def doctor(  # noqa: D417 - the fields of Recipe and ChatRecipe, told there
         reading=chosen.reading,
         max_bad=max_bad,
         follow_links=follow_links or chosen.follow_links,
-        dedup=usual_dedup(reading)[0],
+        dedup=default_dedup(reading)[0],
         chat=ChatRecipe(
             template=template, train_on=train_on, max_tokens=max_tokens, overlong=overlong
         ),
     )
     _check_sizes(seq_len, global_batch_size, preview)
-    prepared = [prepared_facts(one, seq_len, preview, full=full) for one in done]
+    prepared = [examine_prepared(one, seq_len, preview, full=full) for one in done]
     if not raw:
-        return _of_prepared(recipe.inputs, prepared)
+        return _diagnose_prepared(recipe.inputs, prepared)
     listener, optional = progress or (lambda _: None), tokenizer is None
-    found = examine(recipe, listener, full=full, preview=preview, tokenizer_optional=optional)
-    packing = _packing(found, seq_len, global_batch_size)
-    commands = _next(replace(recipe, reading=reading), [name_of(one) for one in raw], found)
-    weights = filter(None, [weights_note(recipe.sources)])
+    found = examine_inputs(
+        recipe, listener, full=full, preview=preview, tokenizer_optional=optional
+    )
+    packing = _estimate_packing(found, seq_len, global_batch_size)
+    commands = _make_next_commands(
+        replace(recipe, reading=reading), [input_name(one) for one in raw], found
+    )
+    weights = filter(None, [describe_unused_weights(recipe.sources)])
     found = replace(found, notes=(*chosen.notes, *found.notes, *weights))
-    return _diagnosis(found, prepared, packing, commands)
+    return _make_diagnosis(found, prepared, packing, commands)
 
 
-def _packing(found: Examination, seq_len: int, batch_size: int | None) -> PackingFacts | None:
+def _estimate_packing(
+    found: ExaminationResult, seq_len: int, batch_size: int | None
+) -> PackingFacts | None:
     """As a loader packs that is not told what to do with documents that are too long."""
-    drops = found.holds_media or {one.way for one in found.sources if one.way} <= TEMPLATED
-    return packing_facts(found.lengths, found.weights, seq_len, batch_size, drops=drops)
+    drops = found.holds_media or {one.way for one in found.sources if one.way} <= TEMPLATED_KINDS
+    return estimate_packing(found.lengths, found.weights, seq_len, batch_size, drops=drops)
 
 
 def _check_sizes(seq_len: int, global_batch_size: int | None, preview: int) -> None:
     batch_size = 1 if global_batch_size is None else global_batch_size
     PlanSpec(seq_len=seq_len, global_batch_size=batch_size)
-    number = whole(preview)
+    number = as_int(preview)
     if number is None or number < 0:
-        raise_problems([f"preview: {shown(preview)} is no number of documents"])
+        raise_problems([f"preview: {quote_value(preview)} is no number of documents"])
 
 
-def _next(recipe: Recipe, names: Sequence[str], found: Examination) -> list[str]:
+def _make_next_commands(
+    recipe: Recipe, names: Sequence[str], found: ExaminationResult
+) -> list[str]:
     """The commands that prepare the inputs; none where a fault is left that no ``--map`` cures."""
     tokenizer = _FALLBACK_TOKENIZER if found.tokenizer_missing else recipe.tokenizer
     # What a manifest says of its inputs is mended there.
@@ -198,11 +217,11 @@ def _next(recipe: Recipe, names: Sequence[str], found: Examination) -> list[str]
     cured = {one.fault for one in sources if one.fault and one.suggestion}
     if not cured >= {*found.faults}:
         return []
-    return prepare_commands(recipe, tokenizer, names, sources)
+    return make_prepare_commands(recipe, tokenizer, names, sources)
 
 
-def _diagnosis(
-    found: Examination,
+def _make_diagnosis(
+    found: ExaminationResult,
     prepared: Sequence[PreparedFacts],
     packing: PackingFacts | None,
     commands: Sequence[str],
@@ -210,10 +229,10 @@ def _diagnosis(
     warnings = list(found.warnings)
     if packing and packing.longer:
         about = "" if found.exact else "about "
-        longer = counted(packing.longer, "document")
+        longer = format_count(packing.longer, "document")
         warnings.append(
             f"{about}{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: "
-            f"{_what_becomes({one.way for one in found.sources if one.way}, media=found.holds_media)}"
+            f"{_describe_overlong_handling({one.way for one in found.sources if one.way}, media=found.holds_media)}"
             f"{'' if packing.sequences else ', and none is left'}."
         )
     if prepared:
@@ -239,21 +258,21 @@ def _diagnosis(
         packing=packing,
         seconds=found.seconds,
         store_bytes=found.store_bytes,
-        ways=way_facts(found, packing),
+        ways=estimate_feeds(found, packing),
         faults=found.faults + tuple(fault for one in prepared for fault in one.faults),
         warnings=tuple(warnings),
         notes=found.notes,
-        commands=(*commands, *_uses(prepared)),
+        commands=(*commands, *_list_usage_commands(prepared)),
     )
 
 
-def _what_becomes(ways: set[str], *, media: bool) -> str:
+def _describe_overlong_handling(ways: set[str], *, media: bool) -> str:
     """What a loader or a stream does with documents that are longer than a sequence, unless it is told."""
     if media:
         return "a loader leaves them out (overlong='drop'), as of all data with images or audio"
-    if ways <= TEMPLATED:
+    if ways <= TEMPLATED_KINDS:
         return "a loader leaves conversations out (overlong='drop')"
-    if ways & TEMPLATED:
+    if ways & TEMPLATED_KINDS:
         return (
             "a loader cuts them, and conversations too where texts lie beside them (overlong='split'); overlong='drop' "
             "leaves all of them out"
@@ -261,7 +280,7 @@ def _what_becomes(ways: set[str], *, media: bool) -> str:
     return "a loader cuts them (overlong='split')"
 
 
-def unread(inputs: Sequence[str], *faults: str) -> Diagnosis:
+def make_unread_diagnosis(inputs: Sequence[str], *faults: str) -> Diagnosis:
     """What is told where nothing was read.
 
     Args:
@@ -269,7 +288,7 @@ def unread(inputs: Sequence[str], *faults: str) -> Diagnosis:
         faults: why.
     """
     return Diagnosis(
-        inputs=tuple(map(name_of, inputs)),
+        inputs=tuple(map(input_name, inputs)),
         exact=True,
         files=0,
         bytes=0,
@@ -294,56 +313,60 @@ def unread(inputs: Sequence[str], *faults: str) -> Diagnosis:
     )
 
 
-def _of_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
+def _diagnose_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
     """Where all inputs are prepared there is nothing to read."""
     found = [one.inspection for one in prepared if one.inspection]
     return replace(
-        unread(inputs, *(fault for one in prepared for fault in one.faults)),
+        make_unread_diagnosis(inputs, *(fault for one in prepared for fault in one.faults)),
         prepared=tuple(prepared),
         documents=sum(one.documents for one in found),
         tokens=sum(one.tokens for one in found),
-        notes=tuple(note for one in prepared if (note := _note(one))),
-        commands=_uses(prepared),
+        notes=tuple(note for one in prepared if (note := _describe_prepared(one))),
+        commands=_list_usage_commands(prepared),
     )
 
 
-def _note(prepared: PreparedFacts) -> str:
+def _describe_prepared(prepared: PreparedFacts) -> str:
     if prepared.kind == "ids":
         return (
             f"{prepared.path} holds bare ids: import asks for --dtype and for where documents end (--eod or "
             "--document-tokens), which the file may not say, and for --tokenizer or --vocab-size."
         )
-    if kind := _preferences(prepared):
+    if kind := _describe_preferences(prepared):
         return (
             f"{prepared.path} holds preferences ({kind}): preference trainers read it with "
-            "batchloom.store.read.preference_reader, and batchloom train refuses it."
+            "batchloom.store.PreferencePairs, and batchloom train refuses it."
         )
-    if _processor(prepared):
+    if _describe_processor(prepared):
         return (
-            f"{prepared.path} holds documents of a {_processor(prepared)}: FOLDER is that of a model made "
+            f"{prepared.path} holds documents of a {_describe_processor(prepared)}: FOLDER is that of a model made "
             "for it (docs/media.md)."
         )
     return ""
 
 
-def _uses(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
+def _list_usage_commands(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
     """The commands that use what is prepared: ids become a store, all else is trained on."""
-    return tuple(_use(one) for one in prepared if not one.faults and not _preferences(one))
+    return tuple(
+        _make_usage_command(one)
+        for one in prepared
+        if not one.faults and not _describe_preferences(one)
+    )
 
 
-def _preferences(prepared: PreparedFacts) -> str:
+def _describe_preferences(prepared: PreparedFacts) -> str:
     return prepared.inspection.preferences if prepared.inspection else ""
 
 
-def _processor(prepared: PreparedFacts) -> str:
+def _describe_processor(prepared: PreparedFacts) -> str:
     return prepared.inspection.processor if prepared.inspection else ""
 
 
-def _use(prepared: PreparedFacts) -> str:
+def _make_usage_command(prepared: PreparedFacts) -> str:
     path = prepared.path
     if prepared.kind == "ids":
         asked = "--dtype DTYPE --eod ID --tokenizer TOKENIZER"
-        return f"batchloom import {quote(path)} --out {quote(path + '-store')} {asked}"
+        return f"batchloom import {quote_for_shell(path)} --out {quote_for_shell(path + '-store')} {asked}"
     stem = path.removesuffix(".bin").removesuffix(".idx") if prepared.kind == "prefix" else path
-    init = " --init FOLDER" if _processor(prepared) else ""
-    return f"batchloom train --data {quote(stem)}{init} --out run"
+    init = " --init FOLDER" if _describe_processor(prepared) else ""
+    return f"batchloom train --data {quote_for_shell(stem)}{init} --out run"

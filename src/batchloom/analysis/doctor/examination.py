@@ -8,53 +8,62 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from batchloom.analysis.doctor.examiner import Examiner
-from batchloom.analysis.doctor.findings import BadFacts, DuplicateFacts, Examination, TokenizerFacts
-from batchloom.analysis.doctor.input_statistics import Group, spread, weighted_lengths
-from batchloom.analysis.doctor.preview import Preview, preview_documents
-from batchloom.analysis.doctor.sampling import Looks, Sizes
-from batchloom.core.addresses import is_url, shown
+from batchloom.analysis.doctor.examiner import InputExaminer
+from batchloom.analysis.doctor.findings import (
+    BadFacts,
+    DuplicateFacts,
+    ExaminationResult,
+    TokenizerFacts,
+)
+from batchloom.analysis.doctor.input_statistics import (
+    SourceGroup,
+    distribute_unread_bytes,
+    weight_lengths,
+)
+from batchloom.analysis.doctor.preview import DocumentPreview, preview_documents
+from batchloom.analysis.doctor.sampling import InputSample, SampleSizes
+from batchloom.core.addresses import is_url, redact_url
 from batchloom.core.errors import InputError, MissingDependencyError, SchemaError, TokenizerError
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 from batchloom.preparation import Recipe
-from batchloom.preparation.dedup import Duplicates
+from batchloom.preparation.dedup import DuplicateCounter
 from batchloom.preparation.documents import (
-    Membership,
-    Readings,
-    Task,
-    dtype_name,
-    job_template,
-    job_tokenizer,
-    media_encoder,
-    refuse_mixed,
-    unused_names,
-    walk,
+    EncodeContext,
+    RecordParsers,
+    SubsetRule,
+    check_no_mixed_preferences,
+    choose_dtype_name,
+    choose_job_template,
+    choose_job_tokenizer,
+    find_unused_columns,
+    iter_parsed_records,
+    make_media_encoder,
 )
 from batchloom.preparation.report import Listener
 from batchloom.preparation.request import list_inputs
-from batchloom.preparation.settings import allowed_bad
-from batchloom.preparation.units import bad_advice
-from batchloom.sources import Limits, Listing, Part, RecordBounds
+from batchloom.preparation.settings import count_allowed_bad
+from batchloom.preparation.units import describe_bad_records
+from batchloom.sources import ReadLimits, RecordBounds, SourceListing, SourcePart
 from batchloom.sources.files import Source, Spool, open_source
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.tokens import parse_train_spec
 
-_SHOWN = 10
-_PREVIEWED = 5
-_END = 64 << 10
+_MAX_LISTED = 10
+_MAX_PREVIEWED_SOURCES = 5
+_EDGE_BYTES = 64 << 10
 # Where a sample holds no record at all, the beginnings of so many sources are read on.
-_HEADS, _HEAD_CHARACTERS = 8, 4 << 20
+_MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
 
 
-def examine(
+def examine_inputs(
     recipe: Recipe,
     listener: Listener,
     *,
     full: bool = False,
     preview: int = 2,
     tokenizer_optional: bool = False,
-    sizes: Sizes | None = None,
-) -> Examination:
+    sizes: SampleSizes | None = None,
+) -> ExaminationResult:
     """Read the inputs of a recipe, or a sample of them, and tell what ``prepare`` would find.
 
     Inputs of up to 16 MiB in up to 256 files are read whole. Of larger ones a few megabytes are
@@ -77,51 +86,51 @@ def examine(
     with Spool() as spool:
         # A sample of what lies on the Hub is read where it lies.
         listing = list_inputs(recipe, spool, streaming=None if full else True)
-        return _examine(
-            *(recipe, listing, listener, sizes or Sizes()),
+        return _examine_listing(
+            *(recipe, listing, listener, sizes or SampleSizes()),
             full=full,
             preview=preview,
             tokenizer_optional=tokenizer_optional,
         )
 
 
-def _examine(
+def _examine_listing(
     recipe: Recipe,
-    listing: Listing,
+    listing: SourceListing,
     listener: Listener,
-    sizes: Sizes,
+    sizes: SampleSizes,
     *,
     full: bool,
     preview: int,
     tokenizer_optional: bool,
-) -> Examination:
+) -> ExaminationResult:
     asked = recipe
     if recipe.chat.overlong == "error":
         # They are counted rather than the end of the work.
         recipe = replace(recipe, chat=replace(recipe.chat, overlong="drop"))
-    readings = Readings(recipe, Limits())
-    looks = Looks(listing.sources, readings.rules, sizes, full=full)
+    readings = RecordParsers(recipe, ReadLimits())
+    looks = InputSample(listing.sources, readings.rules, sizes, full=full)
     sources = list({look.part.source.name: look.part.source for look in looks.looks}.values())
-    groups = _grouped(sources, readings, looks)
-    case = _Case(asked, listing, groups, looks.whole)
+    groups = _group_sources(sources, readings, looks)
+    case = _ExaminationState(asked, listing, groups, looks.whole)
     case.faults += [group.fault for group in groups if group.fault]
     good = [source for group in groups if not group.fault for source in group.sources]
     try:
-        refuse_mixed(good, readings)
+        check_no_mixed_preferences(good, readings)
     except InputError as error:
         case.faults.append(str(error))
     began = time.perf_counter()
     try:
-        case.task = _task(recipe, good, readings, case)
+        case.task = _make_encode_context(recipe, good, readings, case)
     except (TokenizerError, MissingDependencyError) as error:
         if not tokenizer_optional:
             raise
         case.tokenizer_missing = True
         case.warnings.append(f"Nothing is told in tokens, for there is no tokenizer: {error}")
     case.ready = time.perf_counter() - began
-    with Duplicates() as duplicates:
-        run = Examiner(groups, looks, case.task, duplicates, listener, listing.bytes)
-        _read(run, looks, readings, good)
+    with DuplicateCounter() as duplicates:
+        run = InputExaminer(groups, looks, case.task, duplicates, listener, listing.bytes)
+        _read_samples(run, looks, readings, good)
         repeated = duplicates.repeated()
         share = repeated / max(duplicates.documents, 1)
         compared = DuplicateFacts(
@@ -130,28 +139,28 @@ def _examine(
     case.task = run.task
     case.faults += run.faults
     if not looks.whole and not run.faults:
-        case.faults += filter(None, map(_unclosed, good))
-    spread(groups, listing.sources, looks)
-    previews = _previews(case, preview)
+        case.faults += filter(None, map(_describe_unclosed_json, good))
+    distribute_unread_bytes(groups, listing.sources, looks)
+    previews = _make_previews(case, preview)
     _judge_bad(case, run.reasons)
-    _judge(case, run.reasons)
+    _judge_input(case, run.reasons)
     encoder = case.task.chat if case.task else None
     unused = [
-        () if group.fault else unused_names(map(readings.of, group.sources), encoder)
+        () if group.fault else find_unused_columns(map(readings.of, group.sources), encoder)
         for group in groups
     ]
-    return _told(case, previews, unused, compared, run.bad)
+    return _make_examination(case, previews, unused, compared, run.bad)
 
 
 @dataclass(slots=True)
-class _Case:
+class _ExaminationState:
     """What is known so far."""
 
     recipe: Recipe
-    listing: Listing
-    groups: list[Group]
+    listing: SourceListing
+    groups: list[SourceGroup]
     whole: bool
-    task: Task | None = None
+    task: EncodeContext | None = None
     tokenizer_missing: bool = False
     # Seconds until the tokenizer was there; prepare takes them, too.
     ready: float = 0.0
@@ -159,23 +168,23 @@ class _Case:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def about(self) -> str:
+    def format_estimate_prefix(self) -> str:
         """What stands before an estimate."""
         return "" if self.whole else "about "
 
 
-def _told(
-    case: _Case,
-    previews: Sequence[tuple[Preview, ...]],
+def _make_examination(
+    case: _ExaminationState,
+    previews: Sequence[tuple[DocumentPreview, ...]],
     unused: Sequence[tuple[str, ...]],
     duplicates: DuplicateFacts,
     bad: Sequence[BadFacts],
-) -> Examination:
+) -> ExaminationResult:
     groups, task = case.groups, case.task
-    lengths, weights = weighted_lengths(groups)
+    lengths, weights = weight_lengths(groups)
     size = sum(group.store_bytes(task.dtype.itemsize) for group in groups) if task else 0
-    return Examination(
-        inputs=tuple(shown(one) for one in case.recipe.inputs),
+    return ExaminationResult(
+        inputs=tuple(redact_url(one) for one in case.recipe.inputs),
         exact=case.whole,
         files=len(case.listing.sources),
         bytes=case.listing.bytes,
@@ -184,7 +193,7 @@ def _told(
             group.facts(first, names, tokenized=task is not None)
             for group, first, names in zip(groups, previews, unused, strict=True)
         ),
-        tokenizer=_tokenizer_facts(case.recipe, task) if task else None,
+        tokenizer=_make_tokenizer_facts(case.recipe, task) if task else None,
         tokenizer_missing=case.tokenizer_missing,
         duplicates=duplicates,
         bad=tuple(bad),
@@ -194,18 +203,20 @@ def _told(
         seconds=case.ready + sum(group.seconds * group.scale for group in groups) if task else None,
         store_bytes=round(size) if task else None,
         held_bytes=round(sum(group.held * group.scale for group in groups)),
-        faults=_few(case.faults),
+        faults=_shorten_list(case.faults),
         warnings=tuple(dict.fromkeys(case.warnings)),
         notes=case.listing.notes,
     )
 
 
-def _grouped(sources: Sequence[Source], readings: Readings, looks: Looks) -> list[Group]:
+def _group_sources(
+    sources: Sequence[Source], readings: RecordParsers, looks: InputSample
+) -> list[SourceGroup]:
     """Sources by how they are read, in the order of the first of each.
 
     In a sample small ones, which were chosen by number, do not stand for large ones.
     """
-    groups: dict[object, Group] = {}
+    groups: dict[object, SourceGroup] = {}
     for source in sources:
         reading, fault, suggestion = None, "", None
         try:
@@ -217,82 +228,91 @@ def _grouped(sources: Sequence[Source], readings: Readings, looks: Looks) -> lis
         how = (reading.way, reading.detected) if reading else ("", suggestion)
         small = looks.whole or looks.is_small(source)
         key = source.name if looks.apart else (source.kind, source.compression, how, small)
-        group = groups.setdefault(key, Group(reading, fault=fault, suggestion=suggestion))
+        group = groups.setdefault(key, SourceGroup(reading, fault=fault, suggestion=suggestion))
         group.sources.append(source)
     return list(groups.values())
 
 
-def _task(
+def _make_encode_context(
     recipe: Recipe,
     sources: Sequence[Source],
-    readings: Readings,
-    case: _Case,
-) -> Task | None:
+    readings: RecordParsers,
+    case: _ExaminationState,
+) -> EncodeContext | None:
     """What makes tokens of documents; None where nothing can."""
     if not sources:
         return None
     tell = case.warnings.append
     try:
-        tokenizer = job_tokenizer(recipe, sources, readings, tell)
+        tokenizer = choose_job_tokenizer(recipe, sources, readings, tell)
     except InputError as error:
         case.faults.append(str(error))
         if parse_train_spec(recipe.tokenizer) is not None:
             return None
         # A source that cannot be read keeps nobody from counting the tokens of the others.
-        tokenizer = job_tokenizer(recipe, (), readings, tell)
+        tokenizer = choose_job_tokenizer(recipe, (), readings, tell)
     try:
-        dtype = dtype_name(recipe, tokenizer)
-        encoder = job_template(recipe, sources, readings, tokenizer, tell)
-        media = media_encoder(tokenizer, recipe, encoder)
+        dtype = choose_dtype_name(recipe, tokenizer)
+        encoder = choose_job_template(recipe, sources, readings, tokenizer, tell)
+        media = make_media_encoder(tokenizer, recipe, encoder)
     except InputError as error:
         case.faults.append(str(error))
         return None
-    return Task(
+    return EncodeContext(
         readings.rules,
         readings,
         RecordBounds(readings.rules),
         recipe.reading.normalize,
         tokenizer,
         TOKEN_DTYPES[dtype],
-        Membership(0.0, 0.0),
+        SubsetRule(0.0, 0.0),
         encoder,
         media=media,
     )
 
 
-def _read(run: Examiner, looks: Looks, readings: Readings, good: Sequence[Source]) -> None:
+def _read_samples(
+    run: InputExaminer, looks: InputSample, readings: RecordParsers, good: Sequence[Source]
+) -> None:
     names = {source.name for source in good}
     parts = [(look.part, look.most) for look in looks.looks if look.part.source.name in names]
     bounds = RecordBounds(readings.rules) if looks.whole else None
-    for stretch in walk(parts, readings, bounds, run.refuse):
+    for stretch in iter_parsed_records(parts, readings, bounds, run.refuse):
         run.take(stretch)
     run.end()
     if not run.records and not looks.whole:
         # Records larger than a probe may slip through all of them.
-        heads = [(Part(source, 0, source.size), _HEAD_CHARACTERS) for source in good[:_HEADS]]
-        for stretch in walk(heads, readings, None, run.refuse):
+        heads = [
+            (SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS)
+            for source in good[:_MAX_SAMPLED_HEADS]
+        ]
+        for stretch in iter_parsed_records(heads, readings, None, run.refuse):
             run.take(stretch)
         run.end()
 
 
-def _unclosed(source: Source) -> str:
+def _describe_unclosed_json(source: Source) -> str:
     """Why a plain JSON file is cut short, told by its ends; empty where it is not."""
     if source.kind != "json" or source.compression or source.member or is_url(source.path):
         return ""
     with open_source(source) as file:
-        begin = file.read(_END).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-        file.seek(max(0, source.size - _END))
+        begin = file.read(_EDGE_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        file.seek(max(0, source.size - _EDGE_BYTES))
         end = file.read().rstrip()[-1:]
     if not begin or not end or begin + end in (b"[]", b"{}"):
         return ""
     return f"{source.name} ends inside its list: it is cut short; fetch or write it anew, or leave it out."
 
 
-def _previews(case: _Case, count: int) -> list[tuple[Preview, ...]]:
-    found: list[tuple[Preview, ...]] = []
+def _make_previews(case: _ExaminationState, count: int) -> list[tuple[DocumentPreview, ...]]:
+    found: list[tuple[DocumentPreview, ...]] = []
     for group in case.groups:
-        first: tuple[Preview, ...] = ()
-        if case.task is not None and not group.fault and sum(map(bool, found)) < _PREVIEWED:
+        first: tuple[DocumentPreview, ...] = ()
+        if (
+            case.task is not None
+            and not group.fault
+            and sum(map(bool, found)) < _MAX_PREVIEWED_SOURCES
+        ):
             try:
                 first = preview_documents(group.sources, case.task, count)
             except InputError as error:
@@ -301,30 +321,30 @@ def _previews(case: _Case, count: int) -> list[tuple[Preview, ...]]:
     return found
 
 
-def _judge(case: _Case, reasons: Mapping[str, tuple[int, str]]) -> None:
+def _judge_input(case: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
     """What is wrong with the input as a whole, and what people should know of it."""
-    groups, about = case.groups, case.about
+    groups, about = case.groups, case.format_estimate_prefix
     if not case.faults and not any(group.documents for group in groups):
         if not case.whole and not any(group.records for group in groups):
             fault = "No whole record lies in the sample, for the first are too long: --full reads everything."
         elif reasons:
             count, reason = max(reasons.values(), key=lambda one: one[0])
-            fault = f"No document comes of the input: {counted(count, 'record')} cannot be used ({reason})."
+            fault = f"No document comes of the input: {format_count(count, 'record')} cannot be used ({reason})."
         else:
             fault = "No document comes of the input: name other inputs, or leave fewer out."
         case.faults.append(fault)
     strict = case.recipe.chat.overlong == "error"
-    for rule, count in _summed(groups, [group.dropped for group in groups]).items():
-        said = (
-            f"{about}{counted(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
-        )
+    for rule, count in _sum_counts(groups, [group.dropped for group in groups]).items():
+        said = f"{about}{format_count(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
         (case.faults if strict and rule == "overlong" else case.warnings).append(said)
-    for what, count in _summed(groups, [group.altered for group in groups]).items():
-        case.warnings.append(f"In {about}{counted(count, 'conversation')} the template {what}.")
+    for what, count in _sum_counts(groups, [group.altered for group in groups]).items():
+        case.warnings.append(
+            f"In {about}{format_count(count, 'conversation')} the template {what}."
+        )
     empty = sum(group.whole(group.empty) for group in groups)
     if empty:
         case.warnings.append(
-            f"{about}{counted(empty, 'record')} without any text: no document comes of them."
+            f"{about}{format_count(empty, 'record')} without any text: no document comes of them."
         )
     # Files of text and texts in a column are the same kind of record.
     readings = [group.reading for group in groups if group.reading and not group.fault]
@@ -334,11 +354,13 @@ def _judge(case: _Case, reasons: Mapping[str, tuple[int, str]]) -> None:
         if group.reading and not group.fault and (group.reading.detected or not texts):
             schemas.setdefault(group.reading.detected or "plain text", group.sources[0].name)
     if len(schemas) > 1:
-        listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:_SHOWN])
+        listed = "; ".join(
+            f"{schema} ({name})" for schema, name in list(schemas.items())[:_MAX_LISTED]
+        )
         case.warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
 
 
-def _summed(groups: Sequence[Group], counts: Sequence[Counter[str]]) -> Counter[str]:
+def _sum_counts(groups: Sequence[SourceGroup], counts: Sequence[Counter[str]]) -> Counter[str]:
     """Counts of all groups as those of the whole input."""
     total: Counter[str] = Counter()
     for group, some in zip(groups, counts, strict=True):
@@ -346,7 +368,7 @@ def _summed(groups: Sequence[Group], counts: Sequence[Counter[str]]) -> Counter[
     return total
 
 
-def _judge_bad(case: _Case, reasons: Mapping[str, tuple[int, str]]) -> None:
+def _judge_bad(case: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
     """Whether more records are bad than the budget allows."""
     groups, max_bad = case.groups, case.recipe.max_bad
     seen = sum(group.bad for group in groups)
@@ -360,22 +382,22 @@ def _judge_bad(case: _Case, reasons: Mapping[str, tuple[int, str]]) -> None:
     if not case.whole:
         read = sum(group.records for group in groups)
         fact = f"{seen:,} of {read:,} records in the sample are bad, which makes about {round(bad):,} in all"
-    if least > allowed_bad(max_bad, records):
+    if least > count_allowed_bad(max_bad, records):
         case.faults.append(
-            f"{fact}, more than --max-bad {max_bad} allows: {bad_advice(bad, records, reasons)}."
+            f"{fact}, more than --max-bad {max_bad} allows: {describe_bad_records(bad, records, reasons)}."
         )
     else:
         more = "" if case.whole else " (--full counts them)"
         case.warnings.append(f"{fact}{more}: prepare keeps them aside in quarantine.jsonl.")
 
 
-def _few(sentences: list[str]) -> tuple[str, ...]:
+def _shorten_list(sentences: list[str]) -> tuple[str, ...]:
     found = list(dict.fromkeys(sentences))
-    more = len(found) - _SHOWN
-    return (*found[:_SHOWN], f"... and {more:,} more faults.") if more > 0 else tuple(found)
+    more = len(found) - _MAX_LISTED
+    return (*found[:_MAX_LISTED], f"... and {more:,} more faults.") if more > 0 else tuple(found)
 
 
-def _tokenizer_facts(recipe: Recipe, task: Task) -> TokenizerFacts:
+def _make_tokenizer_facts(recipe: Recipe, task: EncodeContext) -> TokenizerFacts:
     tokenizer = task.tokenizer
     engine = tokenizer.engine
     return TokenizerFacts(

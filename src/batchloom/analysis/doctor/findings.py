@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.analysis.doctor.preview import Preview
-from batchloom.core.medium import Kind
+from batchloom.analysis.doctor.preview import DocumentPreview
+from batchloom.core.medium import MediumKind
 from batchloom.store.read import MediaCount
 
 
@@ -103,8 +103,8 @@ class SourceFacts:
     trained_tokens: int | None
     characters: LengthFacts | None
     tokens: LengthFacts | None
-    media: dict[Kind, MediaCount]
-    preview: tuple[Preview, ...]
+    media: dict[MediumKind, MediaCount]
+    preview: tuple[DocumentPreview, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class DuplicateFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class ExaminationResult:
     """What was found in the inputs before any work is done on them.
 
     Attributes:

@@ -8,23 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.analysis.doctor.findings import LengthFacts, SourceFacts
-from batchloom.analysis.doctor.preview import Preview
-from batchloom.analysis.doctor.sampling import Looks
-from batchloom.core.addresses import is_url, shown
-from batchloom.core.medium import Kind
-from batchloom.preparation.documents import PlacedMedium, Reading
+from batchloom.analysis.doctor.preview import DocumentPreview
+from batchloom.analysis.doctor.sampling import InputSample
+from batchloom.core.addresses import is_url, redact_url
+from batchloom.core.medium import MediumKind
+from batchloom.preparation.documents import PlacedMedium, RecordParser
 from batchloom.sources.files import Source
-from batchloom.store.format import kind_of
+from batchloom.store.format import get_facts_kind
 from batchloom.store.read import MediaCount
 
 # Bytes of a document in a store beside its tokens: .idx, .docs and lengths.u32.
-_INDEX_BYTES = 20 + 36 + 4
+_INDEX_BYTES_PER_DOCUMENT = 20 + 36 + 4
 # Of a medium: its row and its place.
-_MEDIUM_BYTES = 96 + 32
+_TABLE_BYTES_PER_MEDIUM = 96 + 32
 
 
 @dataclass(slots=True)
-class Group:
+class SourceGroup:
     """What was read of one source, or of several that are read alike.
 
     Lengths are counted one by one: of documents of n bytes together there are at most sqrt(2 n)
@@ -40,7 +40,7 @@ class Group:
         seconds: the time that took, and what was done with them.
     """
 
-    reading: Reading | None
+    reading: RecordParser | None
     sources: list[Source] = field(default_factory=list)
     fault: str = ""
     suggestion: str | None = None
@@ -58,18 +58,18 @@ class Group:
     altered: Counter[str] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
-    media: dict[Kind, MediaCount] = field(default_factory=dict)
+    media: dict[MediumKind, MediaCount] = field(default_factory=dict)
     held: int = 0
     _counted: set[str] = field(default_factory=set)
 
     def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
         """Count the media of documents, and the bytes that a store would hold of them."""
         for some in documents:
-            kinds: Counter[Kind] = Counter()
-            tokens: Counter[Kind] = Counter()
+            kinds: Counter[MediumKind] = Counter()
+            tokens: Counter[MediumKind] = Counter()
             for one in some:
                 if one.medium.seen is not None:
-                    kind = kind_of(one.medium.seen.facts)
+                    kind = get_facts_kind(one.medium.seen.facts)
                     kinds[kind] += 1
                     tokens[kind] += one.tokens
             for kind, count in kinds.items():
@@ -95,19 +95,23 @@ class Group:
     def store_bytes(self, token_bytes: int) -> float:
         """About how many bytes of a store its documents take."""
         mask = self.tokens / 8 if self.masked else 0
-        named = sum(count.media for count in self.media.values()) * _MEDIUM_BYTES
+        named = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
         return self.scale * (
-            self.tokens * token_bytes + mask + self.documents * _INDEX_BYTES + named + self.held
+            self.tokens * token_bytes
+            + mask
+            + self.documents * _INDEX_BYTES_PER_DOCUMENT
+            + named
+            + self.held
         )
 
     def facts(
-        self, preview: tuple[Preview, ...], unused: tuple[str, ...], *, tokenized: bool
+        self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
     ) -> SourceFacts:
         """The same for people."""
         first, reading = self.sources[0], self.reading
         return SourceFacts(
             name=first.name,
-            path=shown(first.file) if is_url(first.file) else first.file,
+            path=redact_url(first.file) if is_url(first.file) else first.file,
             files=len(self.sources),
             format=first.kind,
             compression=first.compression,
@@ -125,14 +129,14 @@ class Group:
             dropped={rule: self.whole(count) for rule, count in self.dropped.items()},
             total_tokens=self.whole(self.tokens) if tokenized else None,
             trained_tokens=self.whole(self.trained) if tokenized else None,
-            characters=length_facts(self.characters),
-            tokens=length_facts(self.lengths),
+            characters=compute_length_facts(self.characters),
+            tokens=compute_length_facts(self.lengths),
             media={kind: MediaCount(*map(self.whole, count)) for kind, count in self.media.items()},
             preview=preview,
         )
 
 
-def length_facts(counts: Counter[int]) -> LengthFacts | None:
+def compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
     """Mean, median, 95th percentile and maximum of counted lengths; None where there are none."""
     if not counts:
         return None
@@ -145,7 +149,7 @@ def length_facts(counts: Counter[int]) -> LengthFacts | None:
     return LengthFacts(total, mean, median, p95, int(lengths[-1]))
 
 
-def weighted_lengths(groups: Sequence[Group]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """All lengths in tokens, ascending, and how many documents of the input each stands for."""
     weights: Counter[int] = Counter()
     for group in groups:
@@ -155,7 +159,9 @@ def weighted_lengths(groups: Sequence[Group]) -> tuple[NDArray[np.int64], NDArra
     return np.array(lengths, np.int64), np.array([weights[one] for one in lengths], np.float64)
 
 
-def spread(groups: Sequence[Group], sources: Sequence[Source], looks: Looks) -> None:
+def distribute_unread_bytes(
+    groups: Sequence[SourceGroup], sources: Sequence[Source], looks: InputSample
+) -> None:
     """Give each group the bytes it stands for: its own, and a share of those nobody looked at."""
 
     def form(source: Source) -> tuple[str, str | None, bool]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.plan import count_sequences, least_sequences
+from batchloom.plan import compute_min_sequences, count_sequences
 from batchloom.plan.packing import POOL_SIZE
 
-_PACKING = "best_fit"
+_DEFAULT_PACKING = "best_fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PackingFacts:
     longer: int
 
 
-def packing_facts(
+def estimate_packing(
     lengths: NDArray[np.int64],
     weights: NDArray[np.float64],
     seq_len: int,
@@ -66,13 +66,13 @@ def packing_facts(
     ends = np.cumsum(weights)
     places = (np.arange(size) + 0.5) / max(size, 1) * ends[-1:]
     pool = lengths[np.minimum(np.searchsorted(ends, places, side="right"), len(lengths) - 1)]
-    packed, held = count_sequences(pool, seq_len, _PACKING), int(pool.sum())
-    least = least_sequences(pool, seq_len)
+    packed, held = count_sequences(pool, seq_len, _DEFAULT_PACKING), int(pool.sum())
+    least = compute_min_sequences(pool, seq_len)
     sequences = packed if documents <= POOL_SIZE else round(tokens * packed / max(held, 1))
     steps = None if global_batch_size is None else -(-sequences // global_batch_size)
     return PackingFacts(
         seq_len=seq_len,
-        packing=_PACKING,
+        packing=_DEFAULT_PACKING,
         fill=held / max(packed * seq_len, 1),
         bound=min(1.0, held / max(least * seq_len, 1)),
         sequences=sequences,

@@ -8,10 +8,10 @@ from dataclasses import MISSING, fields
 from batchloom.analysis.doctor.findings import SourceFacts
 from batchloom.preparation import ChatRecipe, ReadRecipe, Recipe
 
-_OUT = "store"
+_DEFAULT_OUT = "store"
 
 
-def quote(word: str) -> str:
+def quote_for_shell(word: str) -> str:
     r"""A word for a shell; what cannot be printed is spelled out: ``$'a\x1bb'``."""
     if word.isprintable():
         return shlex.quote(word)
@@ -22,7 +22,7 @@ def quote(word: str) -> str:
     return f"$'{spelled}'"
 
 
-def prepare_commands(
+def make_prepare_commands(
     recipe: Recipe, tokenizer: str, inputs: Sequence[str], sources: Sequence[SourceFacts]
 ) -> list[str]:
     """The commands that prepare the inputs: one, or one for each ``--map`` that different sources need.
@@ -38,23 +38,31 @@ def prepare_commands(
     suggested = {one.suggestion for one in sources if one.suggestion}
     refused = [one for one in sources if one.fault and not one.suggestion]
     if not suggested:
-        return [_command(recipe, tokenizer, inputs, "")]
+        return [_make_prepare_command(recipe, tokenizer, inputs, "")]
     if len(suggested) == 1 and not refused and all(one.suggestion for one in sources):
-        return [_command(recipe, tokenizer, inputs, suggested.pop())]
+        return [_make_prepare_command(recipe, tokenizer, inputs, suggested.pop())]
     by_map: dict[str, list[str]] = {}
     for one in sources:
         if one not in refused:
             by_map.setdefault(one.suggestion or "", []).append(one.path)
     return [
-        _command(recipe, tokenizer, paths, mapping, number)
+        _make_prepare_command(recipe, tokenizer, paths, mapping, number)
         for number, (mapping, paths) in enumerate(by_map.items(), 1)
     ]
 
 
-def _command(
+def _make_prepare_command(
     recipe: Recipe, tokenizer: str, inputs: Iterable[str], suggestion: str, number: int = 0
 ) -> str:
-    words = ["batchloom", "prepare", *inputs, "--out", _out(number), "--tokenizer", tokenizer]
+    words = [
+        "batchloom",
+        "prepare",
+        *inputs,
+        "--out",
+        _choose_out_folder(number),
+        "--tokenizer",
+        tokenizer,
+    ]
     mapping = suggestion or ",".join(
         f"{role}={column}" for role, column in recipe.reading.mapping.items()
     )
@@ -73,29 +81,29 @@ def _command(
     ):
         for name in names:
             value = getattr(spec, name)
-            if value != _default(spec, name):
-                words += [f"--{name.replace('_', '-')}", _typed(name, value)]
+            if value != _get_default(spec, name):
+                words += [f"--{name.replace('_', '-')}", _format_setting(name, value)]
     if recipe.follow_links:
         words.append("--follow-links")
     if not recipe.reading.normalize:
         words.append("--no-normalize")
-    return " ".join(map(quote, words))
+    return " ".join(map(quote_for_shell, words))
 
 
-def _typed(name: str, value: object) -> str:
+def _format_setting(name: str, value: object) -> str:
     r"""A value as it is typed: a newline in a marker as ``\n``."""
     text = str(value)
     return text.replace("\n", "\\n").replace("\t", "\\t") if name == "split_on" else text
 
 
-def _default(spec: Recipe | ReadRecipe | ChatRecipe, name: str) -> object:
+def _get_default(spec: Recipe | ReadRecipe | ChatRecipe, name: str) -> object:
     default = next(field.default for field in fields(spec) if field.name == name)
     return None if default is MISSING else default
 
 
-def _out(number: int) -> str:
+def _choose_out_folder(number: int) -> str:
     """A folder that is not there yet."""
-    name, count = f"{_OUT}-{number}" if number else _OUT, 2
+    name, count = f"{_DEFAULT_OUT}-{number}" if number else _DEFAULT_OUT, 2
     found = name
     while os.path.lexists(found):
         found, count = f"{name}-{count}", count + 1

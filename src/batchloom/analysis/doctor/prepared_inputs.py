@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from batchloom.analysis.doctor.preview import Preview, cut_pieces
+from batchloom.analysis.doctor.preview import DocumentPreview, split_preview_segments
 from batchloom.analysis.inspection import Inspection, inspect
 from batchloom.analysis.path_check import check
-from batchloom.core.addresses import has_wildcard, is_url, shown as address
+from batchloom.core.addresses import has_wildcard, is_url, redact_url as address
 from batchloom.core.errors import (
     BatchloomError,
     InputError,
@@ -18,10 +18,10 @@ from batchloom.core.errors import (
     StoreMissingError,
 )
 from batchloom.store import MANIFEST_NAME, open_store
-from batchloom.store.read import read_far_manifest
+from batchloom.store.read import open_remote_manifest
 
-_FLAT, _NPY = (".bin", ".npy"), b"\x93NUMPY"
-_LOOKED_AT = 8192
+_FLAT_SUFFIXES, _NPY_MAGIC = (".bin", ".npy"), b"\x93NUMPY"
+_MAX_CHECKED_IDS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +43,33 @@ class PreparedFacts:
     inspection: Inspection | None
     checked: bool
     faults: tuple[str, ...]
-    preview: tuple[Preview, ...]
+    preview: tuple[DocumentPreview, ...]
 
 
-def kind_of_prepared(given: str) -> str:
+def detect_prepared_kind(given: str) -> str:
     """What an input is that holds tokens: ``store`` (also behind a URL), ``prefix``, ``ids``; empty for all others."""
     if is_url(given):
-        return "store" if _is_far_store(given) else ""
+        return "store" if _is_remote_store(given) else ""
     place = Path(os.path.expanduser(given))  # noqa: PTH111 - Path.expanduser raises for ~nobody
     if (place / MANIFEST_NAME).is_file():
         return "store"
     stem = place.with_suffix("") if place.suffix in (".bin", ".idx") else place
     if stem.name and not place.is_dir() and stem.with_name(f"{stem.name}.idx").is_file():
         return "prefix"
-    if place.suffix in _FLAT and place.is_file():
+    if place.suffix in _FLAT_SUFFIXES and place.is_file():
         with place.open("rb") as file:
-            start = file.read(_LOOKED_AT)
+            start = file.read(_MAX_CHECKED_IDS)
         # A file of text may have any name; ids have high halves that are zero.
-        return "ids" if start.startswith(_NPY) or b"\0" in start else ""
+        return "ids" if start.startswith(_NPY_MAGIC) or b"\0" in start else ""
     return ""
 
 
-def _is_far_store(url: str) -> bool:
+def _is_remote_store(url: str) -> bool:
     """Whether a store lies at a URL; what has an ending is a file, what cannot be reached is told by who reads it."""
     if has_wildcard(url) or Path(address(url)).suffix:
         return False
     try:
-        read_far_manifest(url)
+        open_remote_manifest(url)
     except StoreMissingError:
         return False
     except (StoreError, NoRangesError):
@@ -81,25 +81,25 @@ def _is_far_store(url: str) -> bool:
     return True
 
 
-def prepared_facts(given: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
+def examine_prepared(given: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
     """Open a store or prefix, and verify it where everything is to be read."""
-    kind = kind_of_prepared(given)
+    kind = detect_prepared_kind(given)
     place = given if is_url(given) else os.path.expanduser(given)  # noqa: PTH111
     faults: list[str] = []
     found: Inspection | None = None
-    shown: tuple[Preview, ...] = ()
+    shown: tuple[DocumentPreview, ...] = ()
     try:
         if kind != "ids":
             found = inspect(place, seq_len=seq_len, first=0)
             faults += check(place).faults if full else []
         if kind == "store":
-            shown = _preview(place, preview)
+            shown = _preview_store(place, preview)
     except BatchloomError as error:
         faults.append(str(error))
     return PreparedFacts(given, kind, found, full and kind != "ids", tuple(faults), shown)
 
 
-def _preview(place: str, count: int) -> tuple[Preview, ...]:
+def _preview_store(place: str, count: int) -> tuple[DocumentPreview, ...]:
     store = open_store(place)
     shown = []
     for number in store.contents.first(count):
@@ -108,8 +108,10 @@ def _preview(place: str, count: int) -> tuple[Preview, ...]:
         trained = store.mask(*span)[0] if store.masked else np.ones(ids.size, bool)
         origin, pieces = (
             store.provenance.of(number),
-            tuple(cut_pieces(store.tokenizer, ids, trained)),
+            tuple(split_preview_segments(store.tokenizer, ids, trained)),
         )
         row = None if origin.line else origin.record + 1
-        shown.append(Preview(origin.source, origin.line, row, ids.size, int(trained.sum()), pieces))
+        shown.append(
+            DocumentPreview(origin.source, origin.line, row, ids.size, int(trained.sum()), pieces)
+        )
     return tuple(shown)

@@ -9,22 +9,27 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
-from batchloom.preparation.documents import Task, encode_documents, tidy, walk
-from batchloom.sources import Part, place_of
+from batchloom.preparation.documents import (
+    EncodeContext,
+    encode_documents,
+    iter_parsed_records,
+    normalize_records,
+)
+from batchloom.sources import SourcePart, locate_record
 from batchloom.sources.files import Source
 from batchloom.tokens import Tokenizer
 
 # Longer documents are shown by so many of their first and last tokens.
-_HEAD, _TAIL = 384, 128
+_HEAD_TOKENS, _TAIL_TOKENS = 384, 128
 # Records that are looked at for documents to show.
-_RECORDS = 1000
-_AT_ONCE = 16
-_BROKEN = "\ufffd"
-_MOST_BYTES_OF_CHARACTER = 4
+_MAX_RECORDS = 1000
+_BATCH_RECORDS = 16
+_REPLACEMENT_CHARACTER = "\ufffd"
+_MAX_UTF8_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PreviewSegment:
     """Neighbouring tokens that are all trained, or all not.
 
     Attributes:
@@ -39,7 +44,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
+class DocumentPreview:
     """One document.
 
     Attributes:
@@ -56,40 +61,44 @@ class Preview:
     row: int | None
     tokens: int
     trained: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PreviewSegment, ...]
 
 
-def preview_documents(sources: Sequence[Source], task: Task, count: int) -> tuple[Preview, ...]:
+def preview_documents(
+    sources: Sequence[Source], task: EncodeContext, count: int
+) -> tuple[DocumentPreview, ...]:
     """The first ``count`` documents that come of sources, as they will lie in the store."""
-    found: list[Preview] = []
+    found: list[DocumentPreview] = []
     if not count:
         return ()
-    for source, record, ids, trained in _first(sources, task):
+    for source, record, ids, trained in _iter_first_documents(sources, task):
         bad = BadRecord(record, 0, None, "", "")
-        line, row = place_of(source, task.rules, 0, bad)
-        pieces = cut_pieces(task.tokenizer, ids, trained)
-        found.append(Preview(source.name, line, row, ids.size, int(trained.sum()), tuple(pieces)))
+        line, row = locate_record(source, task.rules, 0, bad)
+        pieces = split_preview_segments(task.tokenizer, ids, trained)
+        found.append(
+            DocumentPreview(source.name, line, row, ids.size, int(trained.sum()), tuple(pieces))
+        )
         if len(found) == count:
             break
     return tuple(found)
 
 
-def _first(
-    sources: Sequence[Source], task: Task
+def _iter_first_documents(
+    sources: Sequence[Source], task: EncodeContext
 ) -> Iterator[tuple[Source, int, NDArray[np.int64], NDArray[np.bool_]]]:
     """Documents from the beginning of sources: source, record, ids and which of them are trained."""
     seen = 0
 
-    def refused(_: Part, error: InputError) -> None:
+    def refused(_: SourcePart, error: InputError) -> None:
         """It is told where the source is read as a whole."""
 
-    parts = [(Part(source, 0, source.size), None) for source in sources]
-    for stretch in walk(parts, task.readings, None, refused):
+    parts = [(SourcePart(source, 0, source.size), None) for source in sources]
+    for stretch in iter_parsed_records(parts, task.readings, None, refused):
         found, reading = stretch.found, stretch.reading
-        tidy(found, reading.way, normalized=task.normalize)
-        for at in range(0, len(found.values), _AT_ONCE):
-            made = encode_documents(task, reading, found.values[at : at + _AT_ONCE])
-            records = found.records[at : at + _AT_ONCE]
+        normalize_records(found, reading.way, normalized=task.normalize)
+        for at in range(0, len(found.values), _BATCH_RECORDS):
+            made = encode_documents(task, reading, found.values[at : at + _BATCH_RECORDS])
+            records = found.records[at : at + _BATCH_RECORDS]
             numbers = range(len(records)) if made.numbers is None else made.numbers.tolist()
             trained = np.ones(made.tokens.size, bool) if made.trained is None else made.trained
             stops = np.cumsum(made.lengths.astype(np.int64)).tolist()
@@ -97,34 +106,34 @@ def _first(
                 ids = made.tokens[start:stop].astype(np.int64)
                 yield stretch.part.source, records[number], ids, trained[start:stop]
         seen += found.seen
-        if seen >= _RECORDS:
+        if seen >= _MAX_RECORDS:
             return
 
 
-def cut_pieces(
+def split_preview_segments(
     tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]
-) -> list[Piece]:
+) -> list[PreviewSegment]:
     """A document as pieces; of a long one the middle is left out."""
-    if ids.size <= _HEAD + _TAIL:
-        return _pieces(tokenizer, ids, trained)
-    head, tail = _HEAD, ids.size - _TAIL
+    if ids.size <= _HEAD_TOKENS + _TAIL_TOKENS:
+        return _decode_segments(tokenizer, ids, trained)
+    head, tail = _HEAD_TOKENS, ids.size - _TAIL_TOKENS
     # No cut inside a character of several tokens.
-    while head > _HEAD - _MOST_BYTES_OF_CHARACTER and _ends_broken(tokenizer, ids[:head]):
+    while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and _ends_broken(tokenizer, ids[:head]):
         head -= 1
-    while tail < ids.size - _TAIL + _MOST_BYTES_OF_CHARACTER and _begins_broken(
+    while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and _begins_broken(
         tokenizer, ids[tail:]
     ):
         tail += 1
     return [
-        *_pieces(tokenizer, ids[:head], trained[:head]),
-        Piece("", None, tail - head),
-        *_pieces(tokenizer, ids[tail:], trained[tail:]),
+        *_decode_segments(tokenizer, ids[:head], trained[:head]),
+        PreviewSegment("", None, tail - head),
+        *_decode_segments(tokenizer, ids[tail:], trained[tail:]),
     ]
 
 
-def _pieces(
+def _decode_segments(
     tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]
-) -> list[Piece]:
+) -> list[PreviewSegment]:
     edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), ids.size]
     pieces, before = [], ""
     for start, stop in pairwise(edges):
@@ -132,14 +141,14 @@ def _pieces(
         whole = tokenizer.decode(ids[:stop])
         apart = not whole.startswith(before)
         text = tokenizer.decode(ids[start:stop]) if apart else whole[len(before) :]
-        pieces.append(Piece(text, bool(trained[start]), stop - start))
+        pieces.append(PreviewSegment(text, bool(trained[start]), stop - start))
         before = whole
     return pieces
 
 
 def _ends_broken(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bool:
-    return tokenizer.decode(ids[-_MOST_BYTES_OF_CHARACTER:]).endswith(_BROKEN)
+    return tokenizer.decode(ids[-_MAX_UTF8_BYTES:]).endswith(_REPLACEMENT_CHARACTER)
 
 
 def _begins_broken(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bool:
-    return tokenizer.decode(ids[:_MOST_BYTES_OF_CHARACTER]).startswith(_BROKEN)
+    return tokenizer.decode(ids[:_MAX_UTF8_BYTES]).startswith(_REPLACEMENT_CHARACTER)

@@ -6,27 +6,27 @@ from itertools import pairwise
 from typing import final
 
 from batchloom.core.addresses import is_url
-from batchloom.core.fingerprint import key128
-from batchloom.preparation.documents import Stretch
+from batchloom.core.fingerprint import derive_key
+from batchloom.preparation.documents import ParsedRecords
 from batchloom.preparation.units import plan_units
-from batchloom.sources import Part, Probe, ReadRules, open_table, probes
-from batchloom.sources.files import COLUMNAR, Source, open_source, way_of
+from batchloom.sources import ReadRules, SampleRange, SourcePart, iter_sample_ranges, open_table
+from batchloom.sources.files import COLUMNAR_KINDS, Source, choose_read_method, open_source
 
 # Places in large files (fewer where each costs a request), and small files at most.
-_PLACES, _FAR_PLACES, _MOST_FILES = 32, 8, 512
+_SAMPLE_POSITIONS, _REMOTE_SAMPLE_POSITIONS, _MAX_SAMPLED_FILES = 32, 8, 512
 # Up to so many sources are told one by one; more of them in groups that are read alike.
-_APART = 20
+_MAX_SEPARATE_SOURCES = 20
 # Of a packed file at least so much is read: what unpacks it reads ahead by a quarter of that.
-_LEAST_PACKED = 2 << 20
+_MIN_COMPRESSED_BYTES = 2 << 20
 # What a packed byte counts for.
-_PACKED = 4
+_COMPRESSED_WEIGHT = 4
 # A fault in the middle of a file has a line where so much before it has to be counted at most.
-_COUNTED = 1 << 30
-_BLOCK = 1 << 20
+_MAX_LINE_COUNT_BYTES = 1 << 30
+_READ_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SampleSizes:
     """How much is read; smaller only in tests.
 
     Attributes:
@@ -44,7 +44,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SampledPart:
     """A part that is read.
 
     Attributes:
@@ -52,17 +52,17 @@ class Look:
         most: about how many characters of documents are read of it; None: all.
     """
 
-    part: Part
+    part: SourcePart
     most: int | None
 
 
-def is_packed(source: Source) -> bool:
+def is_compressed(source: Source) -> bool:
     """Whether a source is smaller than what it holds."""
-    return source.compression is not None or source.kind in COLUMNAR
+    return source.compression is not None or source.kind in COLUMNAR_KINDS
 
 
 @dataclass(slots=True)
-class PartProgress:
+class SampleProgress:
     """How far the reading of a part is.
 
     Attributes:
@@ -92,7 +92,7 @@ class PartProgress:
 
 
 @final
-class Looks:
+class InputSample:
     """The parts that are read, what they stand for, and what lies before them.
 
     Args:
@@ -108,20 +108,24 @@ class Looks:
     """
 
     def __init__(
-        self, sources: Sequence[Source], rules: ReadRules, sizes: Sizes, *, full: bool
+        self, sources: Sequence[Source], rules: ReadRules, sizes: SampleSizes, *, full: bool
     ) -> None:
         self.rules, self.sizes = rules, sizes
-        total = sum(source.size * (_PACKED if is_packed(source) else 1) for source in sources)
+        total = sum(
+            source.size * (_COMPRESSED_WEIGHT if is_compressed(source) else 1) for source in sources
+        )
         small = total <= sizes.whole_bytes and len(sources) <= sizes.whole_files
-        self.whole, self.apart = full or small, len(sources) <= _APART
+        self.whole, self.apart = full or small, len(sources) <= _MAX_SEPARATE_SOURCES
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
-        self.looks = self._all(sources) if self.whole else self._sample(sources)
+        self.looks = (
+            self._select_all_parts(sources) if self.whole else self._select_sample_parts(sources)
+        )
 
-    def _all(self, sources: Sequence[Source]) -> list[Look]:
+    def _select_all_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
         units = plan_units(sources, self.rules)
-        return [Look(part, None) for unit in units for part in unit.parts]
+        return [SampledPart(part, None) for unit in units for part in unit.parts]
 
-    def _sample(self, sources: Sequence[Source]) -> list[Look]:
+    def _select_sample_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
         """Places spread over the bytes of large files, whole small ones, the first of each format.
 
         Where sources are told one by one, every one of them is looked at.
@@ -130,47 +134,49 @@ class Looks:
         and the estimate of how many documents there are would be too low.
         """
         far = any(is_url(source.path) for source in sources)
-        places = _FAR_PLACES if far else _PLACES
+        places = _REMOTE_SAMPLE_POSITIONS if far else _SAMPLE_POSITIONS
         small = [number for number, source in enumerate(sources) if self.is_small(source)]
         large = sorted(set(range(len(sources))) - set(small))
-        found = self._probes(sources, large, places) if large else []
+        found = self._select_probe_parts(sources, large, places) if large else []
         if small:
             average = max(1, sum(sources[number].size for number in small) // len(small))
-            most = places if far else min(self.sizes.sample_bytes // average, _MOST_FILES)
-            for number in _evenly(small, max(most, places)):
-                found.append((number, Probe(Part(sources[number], 0, sources[number].size))))
+            most = places if far else min(self.sizes.sample_bytes // average, _MAX_SAMPLED_FILES)
+            for number in _select_evenly(small, max(most, places)):
+                found.append(
+                    (number, SampleRange(SourcePart(sources[number], 0, sources[number].size)))
+                )
         firsts: dict[object, int] = {}
         for number, source in enumerate(sources):
             key = source.name if self.apart else (source.kind, source.compression)
             firsts.setdefault(key, number)
         for number in sorted(set(firsts.values()) - {number for number, _ in found}):
-            found += self._probes(sources, [number], 1)
+            found += self._select_probe_parts(sources, [number], 1)
         found.sort(key=lambda one: (one[0], one[1].part.start))
         return [self._look(probe) for _, probe in found]
 
-    def _probes(
+    def _select_probe_parts(
         self, sources: Sequence[Source], numbers: Sequence[int], places: int
-    ) -> list[tuple[int, Probe]]:
+    ) -> list[tuple[int, SampleRange]]:
         some = [sources[number] for number in numbers]
-        found = probes(some, self.rules, places, self.sizes.probe_bytes)
+        found = iter_sample_ranges(some, self.rules, places, self.sizes.probe_bytes)
         return [(numbers[at], probe) for at, probe in found]
 
     def is_small(self, source: Source) -> bool:
         """Whether a source is read whole where it is looked at."""
         return source.size <= self.sizes.probe_bytes
 
-    def _look(self, probe: Probe) -> Look:
+    def _look(self, probe: SampleRange) -> SampledPart:
         # Of a table whose rows nobody has counted, only whole groups say how many there are.
         known = not self.is_table(probe.part) or self._table(probe.part.source)[1] is not None
         if probe.places is None or not known:
-            return Look(probe.part, None)
+            return SampledPart(probe.part, None)
         most = probe.places * self.sizes.probe_bytes
         packed = probe.part.source.compression is not None
-        return Look(probe.part, max(most, _LEAST_PACKED) if packed else most)
+        return SampledPart(probe.part, max(most, _MIN_COMPRESSED_BYTES) if packed else most)
 
-    def is_table(self, part: Part) -> bool:
+    def is_table(self, part: SourcePart) -> bool:
         """Whether a part is of a columnar source."""
-        return way_of(part.source, self.rules) == "table"
+        return choose_read_method(part.source, self.rules) == "table"
 
     def _table(self, source: Source) -> tuple[list[int], list[int] | None]:
         """Where the groups of rows begin, and how many rows each has."""
@@ -179,7 +185,7 @@ class Looks:
                 self._tables[source.path] = table.starts, table.rows
         return self._tables[source.path]
 
-    def share(self, stretch: Stretch, progress: PartProgress) -> float:
+    def share(self, stretch: ParsedRecords, progress: SampleProgress) -> float:
         """The bytes of the source that the records taken of a part stand for.
 
         Args:
@@ -200,7 +206,7 @@ class Looks:
             return min(taken, part.stop - part.start)
         return consumed
 
-    def _rows(self, part: Part) -> tuple[int, int | None]:
+    def _rows(self, part: SourcePart) -> tuple[int, int | None]:
         """The bytes and rows of a part of a table: one group, or all of them."""
         source = part.source
         starts, rows = self._table(source)
@@ -211,31 +217,35 @@ class Looks:
         size = (starts[groups.stop] if groups.stop < len(starts) else source.size) - start
         return size, None if rows is None else sum(rows[groups])
 
-    def before(self, part: Part) -> int | None:
+    def before(self, part: SourcePart) -> int | None:
         """The records of a source before a part; None where counting them takes too long."""
-        source, way = part.source, way_of(part.source, self.rules)
+        source, way = part.source, choose_read_method(part.source, self.rules)
         if part.start == 0:
             return 0
         if way == "table":
             starts, rows = self._table(source)
             return None if rows is None else sum(rows[: starts.index(part.start)])
-        if way not in ("jsonl", "line") or part.start > _COUNTED or is_url(source.path):
+        if (
+            way not in ("jsonl", "line")
+            or part.start > _MAX_LINE_COUNT_BYTES
+            or is_url(source.path)
+        ):
             return None
         lines, left = 0, part.start
         with open_source(source) as file:
-            while left and (data := file.read(min(_BLOCK, left))):
+            while left and (data := file.read(min(_READ_BLOCK_BYTES, left))):
                 lines += data.count(b"\n")
                 left -= len(data)
         return lines
 
 
-def _evenly(numbers: Sequence[int], count: int) -> list[int]:
+def _select_evenly(numbers: Sequence[int], count: int) -> list[int]:
     """So many of the numbers, one from each stretch of them; all where there are no more."""
     total = len(numbers)
     if total <= count:
         return list(numbers)
     cuts = [total * at // count for at in range(count + 1)]
     return [
-        numbers[low + key128("file", total, at)[0] % (high - low)]
+        numbers[low + derive_key("file", total, at)[0] % (high - low)]
         for at, (low, high) in enumerate(pairwise(cuts))
     ]

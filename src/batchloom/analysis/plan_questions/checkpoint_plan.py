@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import InputMissingError, PlanError, SettingsError, StateError
-from batchloom.core.files import because, describe_missing, read_regular
+from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import from_plain
 from batchloom.plan import Mixture, Plan, PlanSpec, SourceSpec, Stage, with_journal
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order import SOURCE
-from batchloom.plan.packing import packing_from_identity
+from batchloom.plan.packing import strategy_from_identity
 
-_STATE, _RUN = "state.json", "run.json"
-_MOST_BYTES = 64 << 20
-_SAVED = "Use what was saved"
+_STATE_FILE, _RUN_FILE = "state.json", "run.json"
+_MAX_BYTES = 64 << 20
+_SAVED_REMEDY = "Use what was saved"
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SavedPosition:
     """A saved position.
 
     Attributes:
@@ -37,39 +37,39 @@ class Checkpoint:
     steps: int | None
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> SavedPosition:
     """Read the state in a run's folder (of its newest checkpoint), a checkpoint's folder, or a JSON file.
 
     Raises:
         InputMissingError: nothing is there, or the run has no checkpoint yet.
         StateError: what is there is damaged, or no state.
     """
-    file = _state_file(path)
-    plain = _object(file)
+    file = _find_state_file(path)
+    plain = _read_json_object(file)
     if "loader" in plain:
         whole = {name: value for name, value in plain.items() if name != "check"}
         if plain.get("check") != fingerprint(whole) or not isinstance(plain["loader"], dict):
             raise StateError(
-                f"{file} was changed after it was written: its check does not fit its fields. {_SAVED}."
+                f"{file} was changed after it was written: its check does not fit its fields. {_SAVED_REMEDY}."
             )
         state, step = plain["loader"], plain.get("step")
     else:
         state, step = plain, None
     if not isinstance(state.get("identity"), dict) or "position" not in state:
         raise StateError(f"{file} holds no state of a loader. Give what state_dict() returned.")
-    run = file.parent.parent.parent / _RUN
-    steps = _object(run).get("steps") if step is not None and run.is_file() else None
-    return Checkpoint(file, state, step, steps if isinstance(steps, int) else None)
+    run = file.parent.parent.parent / _RUN_FILE
+    steps = _read_json_object(run).get("steps") if step is not None and run.is_file() else None
+    return SavedPosition(file, state, step, steps if isinstance(steps, int) else None)
 
 
-def _state_file(path: Path) -> Path:
+def _find_state_file(path: Path) -> Path:
     if path.is_file():
         return path
-    if (path / _STATE).is_file():
-        return path / _STATE
-    if (path / _RUN).is_file():
+    if (path / _STATE_FILE).is_file():
+        return path / _STATE_FILE
+    if (path / _RUN_FILE).is_file():
         found = sorted(
-            (file for file in path.glob(f"checkpoints/step_*/{_STATE}")),
+            (file for file in path.glob(f"checkpoints/step_*/{_STATE_FILE}")),
             key=lambda file: (
                 int(file.parent.name.removeprefix("step_") or 0)
                 if file.parent.name.removeprefix("step_").isdigit()
@@ -83,25 +83,25 @@ def _state_file(path: Path) -> Path:
         return found[-1]
     if path.is_dir():
         raise InputMissingError(
-            f"{path} is neither a run's folder (with {_RUN}) nor a checkpoint's (with {_STATE})."
+            f"{path} is neither a run's folder (with {_RUN_FILE}) nor a checkpoint's (with {_STATE_FILE})."
         )
     remedy = "name a checkpoint, or the folder of a run"
-    raise InputMissingError(describe_missing(str(path), remedy))
+    raise InputMissingError(describe_missing_path(str(path), remedy))
 
 
-def _object(file: Path) -> dict[str, Any]:
+def _read_json_object(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(file, _MOST_BYTES))
+        found = json.loads(read_regular_file(file, _MAX_BYTES))
     except OSError as error:
-        raise StateError(f"{file} cannot be read: {because(error)}.") from error
+        raise StateError(f"{file} cannot be read: {describe_os_error(error)}.") from error
     except (ValueError, RecursionError) as error:
-        raise StateError(f"{file} is not JSON: {error}. {_SAVED}.") from error
+        raise StateError(f"{file} is not JSON: {error}. {_SAVED_REMEDY}.") from error
     if not isinstance(found, dict):
-        raise StateError(f"{file} holds no JSON object. {_SAVED}.")
+        raise StateError(f"{file} holds no JSON object. {_SAVED_REMEDY}.")
     return found
 
 
-def plan_again(found: Checkpoint, stores: Mapping[str, PlanStore], steps: int | None) -> Plan:
+def rebuild_plan(found: SavedPosition, stores: Mapping[str, PlanStore], steps: int | None) -> Plan:
     """The plan of a checkpoint, with its journal, made again over its stores and checked against its state.
 
     Args:
@@ -116,14 +116,14 @@ def plan_again(found: Checkpoint, stores: Mapping[str, PlanStore], steps: int | 
     total = found.steps if steps is None else steps
     try:
         plans = [
-            Plan(_data(identity, stores), _spec(identity, total, block=block))
-            for block in _blocks(identity)
+            Plan(_make_plan_data(identity, stores), _make_plan_spec(identity, total, block=block))
+            for block in _read_blocks(identity)
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, (PlanError, SettingsError)):
             raise
         raise StateError(
-            f"{found.place} holds no identity of a plan ({error!r}). {_SAVED}."
+            f"{found.place} holds no identity of a plan ({error!r}). {_SAVED_REMEDY}."
         ) from error
     # Which block was asked for and which was chosen makes one order, and two plans of later generations.
     same = [plan for plan in plans if plan.identity == identity]
@@ -132,23 +132,23 @@ def plan_again(found: Checkpoint, stores: Mapping[str, PlanStore], steps: int | 
     return plan
 
 
-def _blocks(identity: Mapping[str, Any]) -> list[int]:
+def _read_blocks(identity: Mapping[str, Any]) -> list[int]:
     block = identity["spec"]["block"]
     return [block] if "mixture" in identity else [0, block]
 
 
-def _spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
+def _make_plan_spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
     spec = identity["spec"]
-    given = {**spec, "block": block, "packing": packing_from_identity(spec["packing"])}
+    given = {**spec, "block": block, "packing": strategy_from_identity(spec["packing"])}
     if given.get("epochs") is not None or given.get("steps") is not None:
         # Rows that are grouped by length know the end of their run.
         return from_plain(PlanSpec, given)
     if steps is None and "mixture" in identity:
-        steps = identity["mixture"].get("steps") or _endless(given)
-    return from_plain(PlanSpec, {**given, "steps": steps or _endless(given)})
+        steps = identity["mixture"].get("steps") or _choose_endless_steps(given)
+    return from_plain(PlanSpec, {**given, "steps": steps or _choose_endless_steps(given)})
 
 
-def _endless(given: Mapping[str, Any]) -> int:
+def _choose_endless_steps(given: Mapping[str, Any]) -> int:
     """Steps of a run of which nobody says how long it is: as many as there can be."""
     most = min(PlanSpec.bounds["steps"][1], (1 << 62) // int(given["global_batch_size"]))
     return most - most % max(int(given.get("group_by_length", 0)), 1)
@@ -158,10 +158,12 @@ def is_endless(plan: Plan) -> bool:
     """Whether nobody said how long the run of a plan is."""
     spec = plan.spec
     names = ("global_batch_size", "group_by_length")
-    return spec.steps == _endless({name: getattr(spec, name) for name in names})
+    return spec.steps == _choose_endless_steps({name: getattr(spec, name) for name in names})
 
 
-def _data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]) -> PlanStore | Mixture:
+def _make_plan_data(
+    identity: Mapping[str, Any], stores: Mapping[str, PlanStore]
+) -> PlanStore | Mixture:
     told = identity["sources"]
     mixture = identity.get("mixture")
     if mixture is None:
@@ -185,10 +187,10 @@ def _data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]) -> PlanS
         temperature=mixture["temperature"],
         most_epochs=mixture["most_epochs"],
         exhausted=mixture["exhausted"],
-        sources={name: _own(entry) for name, entry in told.items()},
+        sources={name: _make_source_spec(entry) for name, entry in told.items()},
         stages=[Stage(**stage) for stage in mixture["stages"]],
     )
 
 
-def _own(entry: Mapping[str, Any]) -> SourceSpec:
+def _make_source_spec(entry: Mapping[str, Any]) -> SourceSpec:
     return SourceSpec(**{n: entry[n] for n in ("epochs", "seed", "overlong") if n in entry})

@@ -5,7 +5,7 @@ from batchloom.plan.order import AssumedStore
 from batchloom.store import Store
 
 
-def mark_of(plan: Plan) -> dict[str, str]:
+def make_data_label(plan: Plan) -> dict[str, str]:
     """What an answer says of its data: ``source`` is ``assumed`` or ``synthetic``; nothing of real data."""
     stores = plan.stores.values()
     if any(isinstance(store, AssumedStore) for store in stores):

@@ -6,33 +6,33 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.analysis.plan_questions.checkpoint_plan import (
-    Checkpoint,
-    plan_again,
+    SavedPosition,
     read_checkpoint,
+    rebuild_plan,
 )
-from batchloom.batches import Loader, PlanOptions, mixture_from
+from batchloom.batches import Loader, PlanOptions, read_mixture
 from batchloom.core.errors import InputError, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.plan import Mixture, Plan, PlanSpec, assumed_from
+from batchloom.plan import Mixture, Plan, PlanSpec, parse_assumed_stores
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order import SOURCE, AssumedStore
 from batchloom.store import Store, open_store
 
 # With a checkpoint: how long the run is, and nothing that decides its order.
-_BESIDE = {"steps"}
+_CHECKPOINT_SETTINGS = {"steps"}
 _OPTIONS = {field.name for field in fields(PlanOptions)}
-_OWN_DATA = "data"
+_OWN_DATA_KEY = "data"
 _NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlanRequest:
     """What a question is about.
 
     Attributes:
         store: a store's folder, a prefix or a name of synthetic data.
-        mixture: a mixture as ``mixture_from`` reads it; with ``assume``, ``NAME=WEIGHT,...`` over its names.
-        assume: sources that do not exist, as ``assumed_from`` reads them.
+        mixture: a mixture as ``read_mixture`` reads it; with ``assume``, ``NAME=WEIGHT,...`` over its names.
+        assume: sources that do not exist, as ``parse_assumed_stores`` reads them.
         checkpoint: a run's folder, a checkpoint's, or a JSON file of a loader's state.
         split: the subset.
         generation: of the store; None for the newest, or the one that the checkpoint was made on.
@@ -48,7 +48,7 @@ class Asked:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def plan_asked(asked: Asked) -> tuple[Plan, Checkpoint | None]:
+def resolve_plan(asked: PlanRequest) -> tuple[Plan, SavedPosition | None]:
     """The plan that is asked about, and the checkpoint it was made from.
 
     Raises:
@@ -56,21 +56,21 @@ def plan_asked(asked: Asked) -> tuple[Plan, Checkpoint | None]:
         InputError, StoreError: there are no such stores.
         StateError: the checkpoint is of other stores; names each field that differs.
     """
-    problems = _contradictions(asked)
+    problems = _find_request_problems(asked)
     if problems:
         raise SettingsError(problems)
     if asked.checkpoint is not None:
         found = read_checkpoint(asked.checkpoint)
-        _refuse_stream(found)
-        own = found.place.parent.parent.parent / _OWN_DATA
+        _check_not_stream(found)
+        own = found.place.parent.parent.parent / _OWN_DATA_KEY
         if asked.store is None and asked.mixture is None:
             # A run that prepares its data has it beside its checkpoints.
             if not own.is_dir():
                 raise SettingsError([_NO_STORE])
             asked = replace(asked, store=str(own))
-        stores = _stores(asked, found)
-        return plan_again(found, stores, asked.settings.get("steps")), found
-    data = _data(asked)
+        stores = _open_checkpoint_stores(asked, found)
+        return rebuild_plan(found, stores, asked.settings.get("steps")), found
+    data = _open_request_data(asked)
     missing = [
         f"{name}: missing; a whole number of at least 1"
         for name in ("seq_len", "global_batch_size")
@@ -89,7 +89,7 @@ def plan_asked(asked: Asked) -> tuple[Plan, Checkpoint | None]:
     return Plan(data, PlanSpec(**given)), None
 
 
-def _contradictions(asked: Asked) -> list[str]:
+def _find_request_problems(asked: PlanRequest) -> list[str]:
     named = [n for n in ("store", "mixture", "assume") if getattr(asked, n) is not None]
     problems = []
     if not named and asked.checkpoint is None:
@@ -102,26 +102,28 @@ def _contradictions(asked: Asked) -> list[str]:
         problems.append("assume: a checkpoint is of stores that exist")
     given = [name for name, value in asked.settings.items() if value is not None]
     return problems + [
-        f"{name}: the checkpoint says so; leave it out" for name in given if name not in _BESIDE
+        f"{name}: the checkpoint says so; leave it out"
+        for name in given
+        if name not in _CHECKPOINT_SETTINGS
     ]
 
 
-def _data(asked: Asked) -> PlanStore | Mixture:
+def _open_request_data(asked: PlanRequest) -> PlanStore | Mixture:
     if asked.assume is not None:
-        return _assumed(asked.assume, asked.mixture)
+        return _parse_assumed(asked.assume, asked.mixture)
     if asked.mixture is not None:
-        return mixture_from(asked.mixture)
+        return read_mixture(asked.mixture)
     return open_store(asked.store or "", asked.split, generation=asked.generation)
 
 
-def _assumed(text: str, mixture: str | None) -> AssumedStore | Mixture:
-    stores = assumed_from(text)
+def _parse_assumed(text: str, mixture: str | None) -> AssumedStore | Mixture:
+    stores = parse_assumed_stores(text)
     if mixture is not None:
-        return Mixture(weights_of(mixture), stores=stores)
+        return Mixture(parse_weights(mixture), stores=stores)
     return next(iter(stores.values())) if len(stores) == 1 else Mixture("size", stores=stores)
 
 
-def weights_of(text: str) -> dict[str, float]:
+def parse_weights(text: str) -> dict[str, float]:
     """The weights in ``web=0.7,code=0.3``.
 
     Raises:
@@ -139,22 +141,28 @@ def weights_of(text: str) -> dict[str, float]:
     return found
 
 
-def _stores(asked: Asked, found: Checkpoint) -> dict[str, PlanStore]:
+def _open_checkpoint_stores(asked: PlanRequest, found: SavedPosition) -> dict[str, PlanStore]:
     """The stores a checkpoint is asked about with, in the generations it was made on where that can be told."""
     told = found.state["identity"].get("sources", {})
     if asked.mixture is not None:
-        stores = mixture_from(asked.mixture).stores
-        return {name: _as_begun(store, told.get(name)) for name, store in stores.items()}
+        stores = read_mixture(asked.mixture).stores
+        return {
+            name: _open_initial_generation(store, told.get(name)) for name, store in stores.items()
+        }
     if SOURCE not in told:
         raise InputError(
             f"The run was on a mixture of {', '.join(told)}; one store is given. Give --mixture with the run's file, "
             "or the paths of its stores."
         )
     store = open_store(asked.store or "", asked.split, generation=asked.generation)
-    return {SOURCE: store if asked.generation is not None else _as_begun(store, told[SOURCE])}
+    return {
+        SOURCE: store
+        if asked.generation is not None
+        else _open_initial_generation(store, told[SOURCE])
+    }
 
 
-def _refuse_stream(found: Checkpoint) -> None:
+def _check_not_stream(found: SavedPosition) -> None:
     """Refuse what a run on a stream cannot be asked.
 
     Raises:
@@ -169,11 +177,11 @@ def _refuse_stream(found: Checkpoint) -> None:
         )
 
 
-def _as_begun(store: PlanStore, told: Mapping[str, Any] | None) -> PlanStore:
+def _open_initial_generation(store: PlanStore, told: Mapping[str, Any] | None) -> PlanStore:
     """A store in the generation a run was begun on; as it is where it never was what the run was on."""
     if not isinstance(store, Store) or store.location.generation is None or told is None:
         return store
-    number = store.contents.generation_with(str(told.get("store")))
+    number = store.contents.find_generation(str(told.get("store")))
     if number is None or number == store.location.generation:
         return store
     return open_store(
@@ -182,7 +190,7 @@ def _as_begun(store: PlanStore, told: Mapping[str, Any] | None) -> PlanStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """An edit of a run.
 
     Attributes:
@@ -198,20 +206,20 @@ class Entry:
     fingerprint: str
 
 
-def entry_of(edit: Mapping[str, Any]) -> Entry:
+def make_journal_entry(edit: Mapping[str, Any]) -> JournalEntry:
     """An edit as a journal has it."""
     changes = {k: v for k, v in edit.items() if k not in ("step", "note", "added", "fingerprint")}
-    return Entry(edit["step"], changes, str(edit.get("note", "")), edit["fingerprint"])
+    return JournalEntry(edit["step"], changes, str(edit.get("note", "")), edit["fingerprint"])
 
 
-def journal_of(found: Checkpoint) -> tuple[str, tuple[Entry, ...]]:
+def read_journal(found: SavedPosition) -> tuple[str, tuple[JournalEntry, ...]]:
     """Fingerprint of the plan a run began with, and the edits since; needs no store.
 
     Raises:
         InputError: the run was on a stream.
         StateError: the journal was changed by hand; names the edit.
     """
-    _refuse_stream(found)
+    _check_not_stream(found)
     state = found.state
     first = name = fingerprint(state["identity"])
     entries = []
@@ -224,7 +232,7 @@ def journal_of(found: Checkpoint) -> tuple[str, tuple[Entry, ...]]:
                     f"{found.place}: edit {number} of the journal (step {edit['step']}) was changed by hand: its "
                     "fingerprint does not follow from it. Use the journal that was saved."
                 )
-            entries.append(entry_of(edit))
+            entries.append(make_journal_entry(edit))
     except (AttributeError, KeyError, TypeError) as error:
         raise StateError(f"{found.place} holds no journal of edits ({error!r}).") from error
     if name != state.get("fingerprint"):

@@ -4,16 +4,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches import Loader
-from batchloom.batches.loading import Streamed
+from batchloom.batches.loading import RawStream
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.settings import shown, whole
-from batchloom.plan import Plan, balanced, check_world, stretches
-from batchloom.plan.order import costliest_first, refuse_lanes
+from batchloom.core.settings import as_int, quote_value
+from batchloom.plan import Plan, check_world, deal_balanced, deal_contiguous
+from batchloom.plan.order import refuse_lane_order, sort_by_cost
 
 Ints = NDArray[np.int64]
 
 
-def plan_of(data: Plan | Loader) -> Plan:
+def get_plan(data: Plan | Loader) -> Plan:
     """The plan of a loader, or the one that is given.
 
     Raises:
@@ -21,8 +21,8 @@ def plan_of(data: Plan | Loader) -> Plan:
         TypeError: it is neither.
     """
     plan: object = data.plan if isinstance(data, Loader) else data
-    refuse_lanes(plan, "cannot be asked with explain or when")
-    if isinstance(plan, Streamed):
+    refuse_lane_order(plan, "cannot be asked with explain or when")
+    if isinstance(plan, RawStream):
         raise PlanError(
             "A stream cannot be asked with explain or when: its steps come one after the other. Make a plan of pools "
             "over prepared data: batchloom prepare, or the store of stream(keep=FOLDER)."
@@ -37,7 +37,7 @@ def plan_of(data: Plan | Loader) -> Plan:
     return data
 
 
-def dealt(data: Plan | Loader, step: int, world_size: int) -> Ints:
+def assign_step_ranks(data: Plan | Loader, step: int, world_size: int) -> Ints:
     """The data-parallel rank of each row of a step, int64 [global_batch_size].
 
     Args:
@@ -48,19 +48,19 @@ def dealt(data: Plan | Loader, step: int, world_size: int) -> Ints:
     Raises:
         PlanError: the world size does not divide the step.
     """
-    plan = plan_of(data)
+    plan = get_plan(data)
     start, stop = plan.positions_of(step)
     size, lanes = stop - start, plan.spec.lanes
     uneven = data.spec.uneven if isinstance(data, Loader) else "refuse"
     check_world(size, 0, world_size, uneven)
     if isinstance(data, Loader) and data.spec.balance and world_size > 1:
-        return balanced(data.costs.of(plan, plan.rows(start, stop)), world_size)
+        return deal_balanced(data.costs.of(plan, plan.rows(start, stop)), world_size)
     if lanes > 1 and lanes % world_size == 0:
         return plan.orders.lanes_of(start, stop) % world_size
-    return stretches(size, world_size)
+    return deal_contiguous(size, world_size)
 
 
-def in_batches(data: Plan | Loader, step: int, of: Ints) -> Ints:
+def sort_by_rank(data: Plan | Loader, step: int, of: Ints) -> Ints:
     """The rows of a step rank by rank, those of each in the order of its batch.
 
     Args:
@@ -69,14 +69,14 @@ def in_batches(data: Plan | Loader, step: int, of: Ints) -> Ints:
         of: the rank of each row.
     """
     if isinstance(data, Loader) and data.spec.balance and of.any():
-        order = costliest_first(
+        order = sort_by_cost(
             data.costs.of(data.plan, data.plan.rows(*data.plan.positions_of(step)))
         )
         return order[np.argsort(of[order], kind="stable")]
     return np.argsort(of, kind="stable")
 
 
-def world_of(
+def resolve_world(
     data: Plan | Loader, rank: int | None, world_size: int | None
 ) -> tuple[int | None, int]:
     """Data-parallel rank (None for all) and size that a question is about.
@@ -85,9 +85,9 @@ def world_of(
         SettingsError: a rank of a world nobody gives the size of, or numbers that are none.
         PlanError: the rank does not exist.
     """
-    ranks, number = whole(world_size), whole(rank)
+    ranks, number = as_int(world_size), as_int(rank)
     problems = [
-        f"{name}: {shown(given)} is no whole number of at least {least}"
+        f"{name}: {quote_value(given)} is no whole number of at least {least}"
         for name, given, made, least in (
             ("world_size", world_size, ranks, 1),
             ("rank", rank, number, 0),

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.plan import count_sequences, least_sequences
+from batchloom.plan import compute_min_sequences, count_sequences
 from batchloom.plan.order import SourceOrder
-from batchloom.plan.packing import Rows, aligned
+from batchloom.plan.packing import Rows, align_lengths
 
 Ints = NDArray[np.int64]
 
 # Pools of more sequences are not looked into: documents far longer than a sequence would take gigabytes.
-_LARGE = 1 << 22
+_LARGE_POOL = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class SourceEpochStatistics:
     """One epoch of a source, from all of its pools or from a sample of them.
 
     Attributes:
@@ -40,7 +40,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixing:
+class MixingMeasure:
     """How well neighbours of the store are mixed, measured in sampled pools.
 
     Attributes:
@@ -58,7 +58,7 @@ class Mixing:
     blocks: float
 
 
-def measure_pools(order: SourceOrder, most: int) -> Measure:
+def measure_pools(order: SourceOrder, most: int) -> SourceEpochStatistics:
     """Pack the pools of a source, or ``most`` of them spread over all, and let it know the number of sequences.
 
     Of a sample, the pools that were not packed count as the mean of those that were: the source then answers
@@ -72,14 +72,14 @@ def measure_pools(order: SourceOrder, most: int) -> Measure:
     for place, pool in enumerate(chosen.tolist()):
         members = pools.members(pool)
         fitted = pools.fitted(pool)
-        taken = aligned(fitted, spec.align)
+        taken = align_lengths(fitted, spec.align)
         known = int(order.counts[pool])
         sequences[place] = (
             known if known >= 0 else count_sequences(taken, spec.seq_len, spec.packing)
         )
         tokens[place] = fitted.sum()
         documents += len(members)
-        split += _cut(taken, spec.seq_len, spec.packing)
+        split += _count_cut_documents(taken, spec.seq_len, spec.packing)
         if spec.overlong != "split":
             raw = order.store.lengths.take(members).astype(np.int64)
             dropped += int(((raw > 0) & (fitted == 0)).sum())
@@ -91,22 +91,26 @@ def measure_pools(order: SourceOrder, most: int) -> Measure:
         # Every token is served: a ratio of tokens is nearer than one of documents.
         scale = order.store.tokens / int(tokens.sum())
     total = float(tokens.sum() * scale)
-    least = float(least_sequences(np.concatenate(packed), spec.seq_len)) if packed else 0.0
-    _adopt(order, chosen, sequences, None if whole else float(sequences.sum() * scale))
-    return Measure(
+    least = float(compute_min_sequences(np.concatenate(packed), spec.seq_len)) if packed else 0.0
+    _adopt_sequence_counts(
+        order, chosen, sequences, None if whole else float(sequences.sum() * scale)
+    )
+    return SourceEpochStatistics(
         exact=whole,
         tokens=total,
         least=least * scale,
         split=split * scale,
         dropped=dropped * scale,
         lost=lost * scale,
-        pool_tokens=tokens if whole and sequences.max(initial=0) <= _LARGE else None,
+        pool_tokens=tokens if whole and sequences.max(initial=0) <= _LARGE_POOL else None,
     )
 
 
-def _adopt(order: SourceOrder, chosen: Ints, sequences: Ints, total: float | None) -> None:
+def _adopt_sequence_counts(
+    order: SourceOrder, chosen: Ints, sequences: Ints, total: float | None
+) -> None:
     """Let a source know the sequences of its pools; ``total`` is what they come to where not all were packed."""
-    if order.counted:
+    if order.is_counted:
         return
     counts = order.counts.copy()
     if total is None:
@@ -118,7 +122,7 @@ def _adopt(order: SourceOrder, chosen: Ints, sequences: Ints, total: float | Non
     order.adopt(counts)
 
 
-def _cut(lengths: Ints, seq_len: int, packing: str) -> int:
+def _count_cut_documents(lengths: Ints, seq_len: int, packing: str) -> int:
     """How many documents have tokens in several sequences."""
     if packing != "wrap":
         return int((lengths > seq_len).sum())
@@ -126,7 +130,7 @@ def _cut(lengths: Ints, seq_len: int, packing: str) -> int:
     return int(((ends - lengths) // seq_len < (ends - 1) // seq_len)[lengths > 0].sum())
 
 
-def mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing:
+def measure_mixing(order: SourceOrder, step_rows: float, share: float) -> MixingMeasure:
     """Measure in one pool how far apart neighbours come, and what a step is drawn from.
 
     Args:
@@ -137,8 +141,8 @@ def mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing:
     pools, spec = order.pools, order.spec
     block = pools.blocks[0]
     pool = pools.count // 2
-    if order.counts[pool] > _LARGE:
-        return _mixing_in_large_pools(order, int(order.counts[pool]), step_rows, share)
+    if order.counts[pool] > _LARGE_POOL:
+        return _measure_large_pools(order, int(order.counts[pool]), step_rows, share)
     rows = pools.rows(pool, 0)
     size = min(max(round(step_rows), 1), max(len(rows), 1))
     first = (len(rows) - size) // 2
@@ -148,8 +152,8 @@ def mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing:
     more = step_rows / size
     # Single documents come anywhere in an epoch, so that two are a third of it apart, in the mean.
     alone = spec.shuffle and block == 1
-    apart = order.sequences / 3 if alone else _apart(rows, block if spec.shuffle else 0)
-    return Mixing(
+    apart = order.sequences / 3 if alone else _mean_row_distance(rows, block if spec.shuffle else 0)
+    return MixingMeasure(
         block=block if spec.shuffle else pools.documents,
         pool=min(spec.pool_size, pools.documents),
         apart=apart / share,
@@ -158,22 +162,22 @@ def mixing(order: SourceOrder, step_rows: float, share: float) -> Mixing:
     )
 
 
-def _mixing_in_large_pools(
+def _measure_large_pools(
     order: SourceOrder, sequences: int, step_rows: float, share: float
-) -> Mixing:
+) -> MixingMeasure:
     """What pools of so many sequences that nearly all hold a piece of one document come to."""
     pools, spec = order.pools, order.spec
     block, pool = pools.blocks[0], min(spec.pool_size, pools.documents)
     if not spec.shuffle:
         held = max(step_rows * pool / sequences, 1.0)
-        return Mixing(
+        return MixingMeasure(
             block=pools.documents, pool=pool, apart=1 / share, documents=held, blocks=held
         )
 
     def distinct(things: float) -> float:
         return things * -math.expm1(-step_rows / things)
 
-    return Mixing(
+    return MixingMeasure(
         block=block,
         pool=pool,
         apart=(order.sequences if block == 1 else sequences) / 3 / share,
@@ -182,7 +186,7 @@ def _mixing_in_large_pools(
     )
 
 
-def _apart(rows: Rows, block: int) -> float:
+def _mean_row_distance(rows: Rows, block: int) -> float:
     """Rows between a document and the next of its block (0: of the store), both in one pool, in the mean."""
     numbers = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
     order = np.argsort(rows.documents, kind="stable")

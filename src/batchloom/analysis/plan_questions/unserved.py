@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 from batchloom.plan import Plan
-from batchloom.plan.mixture import weighed_in
+from batchloom.plan.mixture import list_weighted_sources
 from batchloom.store import Store
-from batchloom.store.read import holds_media
+from batchloom.store.read import has_media
 
 
-def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
+def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     """Why a document of a source is in none of the steps up to ``last``; its pools are counted.
 
     Args:
@@ -26,12 +26,12 @@ def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         return f"it is empty, or its media are others than source {name!r} takes of its store (media={media!r})"
     if not length:
         return "it is empty: there is no token to serve"
-    specs = [plan.orders.order(number, era).spec for era in _eras(plan, number)]
+    specs = [plan.orders.order(number, era).spec for era in _list_packings(plan, number)]
     if all(spec.overlong == "drop" and length > spec.seq_len for spec in specs):
         store = plan.stores[name]
         cut = (
             ""
-            if isinstance(store, Store) and holds_media(store)
+            if isinstance(store, Store) and has_media(store)
             else ", overlong='split' or 'truncate'"
         )
         return (
@@ -42,24 +42,27 @@ def why_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         return "the run has no step"
     # Of a window of group_by_length that has begun, the rows still to come count as its turn.
     end = min(plan.orders.window(plan.positions_of(last)[1] - 1)[1], plan.positions)
-    served = _served(plan, number, end)
+    served = _count_served(plan, number, end)
     if not served:
-        return f"source {name!r} has no weight up to step {last:,}{_later(plan, number, end)}"
-    total = plan.orders.order(number, _eras(plan, number)[0]).sequences
+        return f"source {name!r} has no weight up to step {last:,}{_describe_later_start(plan, number, end)}"
+    total = plan.orders.order(number, _list_packings(plan, number)[0]).sequences
     skips = " Edits skip steps." if any(edit.skip for edit in plan.edits) else ""
     ended = plan.orders.timeline.end is not None and plan.orders.timeline.end <= end
     later = "The sources end the run" if ended else "Later steps may hold it"
     return (
-        f"its turn does not come up to step {last:,}: until then {name} serves {counted(served, 'sequence')}, and an "
+        f"its turn does not come up to step {last:,}: until then {name} serves {format_count(served, 'sequence')}, "
+        f"and an "
         f"epoch of it has {total:,}.{skips} {later}"
     )
 
 
-def _eras(plan: Plan, number: int) -> list[int]:
-    return [era for era, numbers in enumerate(plan.orders.weighed_by_era) if number in numbers]
+def _list_packings(plan: Plan, number: int) -> list[int]:
+    return [
+        era for era, numbers in enumerate(plan.orders.weighted_sources_by_era) if number in numbers
+    ]
 
 
-def _served(plan: Plan, number: int, end: int) -> int:
+def _count_served(plan: Plan, number: int, end: int) -> int:
     """Sequences of a source before a position."""
     found = 0
     for segment in plan.orders.timeline.segments():
@@ -69,9 +72,11 @@ def _served(plan: Plan, number: int, end: int) -> int:
     return found
 
 
-def _later(plan: Plan, number: int, end: int) -> str:
+def _describe_later_start(plan: Plan, number: int, end: int) -> str:
     """After how many steps a source has a weight, where that is later than a position."""
     for change in plan.orders.course.changes:
-        if change.position >= end and plan.names[number] in weighed_in(change.weights, plan.names):
-            return f"; it has one after {counted(plan.orders.course.steps_until(change.position), 'step')}"
+        if change.position >= end and plan.names[number] in list_weighted_sources(
+            change.weights, plan.names
+        ):
+            return f"; it has one after {format_count(plan.orders.course.steps_until(change.position), 'step')}"
     return ""

@@ -1,26 +1,26 @@
 from .augment import (
     Augment as Augment,
     Augmentation as Augmentation,
-    Vocabulary as Vocabulary,
+    TokenizerSource as TokenizerSource,
+    add_augment_state as add_augment_state,
     make_augmentation as make_augmentation,
-    with_augment as with_augment,
-    without_augment as without_augment,
+    remove_augment_state as remove_augment_state,
 )
 from .augmentation import augment_batch as augment_batch
 from .batch_assembly import (
-    IGNORE as IGNORE,
+    IGNORE_INDEX as IGNORE_INDEX,
     Batch as Batch,
-    BatchCuts as BatchCuts,
+    BatchLayout as BatchLayout,
     Ids as Ids,
-    MediaCut as MediaCut,
-    MediaCuts as MediaCuts,
-    Reader as Reader,
+    MediaOffsets as MediaOffsets,
+    MediaOffsetsByName as MediaOffsetsByName,
+    TokenReader as TokenReader,
     assemble_rows as assemble_rows,
     assemble_varlen as assemble_varlen,
 )
 from .batch_spec import (
     DEFAULT_BATCH_OPTIONS as DEFAULT_BATCH_OPTIONS,
-    READ_AS_USUAL as READ_AS_USUAL,
+    DEFAULT_MEDIA_SPEC as DEFAULT_MEDIA_SPEC,
     BatchOptions as BatchOptions,
     BatchSpec as BatchSpec,
     Form as Form,
@@ -29,8 +29,8 @@ from .batch_spec import (
     Output as Output,
 )
 from .device import (
-    Staged as Staged,
+    StagedBatch as StagedBatch,
+    make_stager as make_stager,
     require_torch as require_torch,
-    stage_of as stage_of,
     to_torch as to_torch,
 )

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 # As CUDA's allocator aligns what it gives: compiled kernels load many bytes at once where they may.
-_APART = 512
+_ALIGNMENT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArrayLayout:
     """Where an array lies in a block.
 
     Attributes:
@@ -30,17 +30,19 @@ class Part:
     stop: int
 
 
-def parts_of(batch: Mapping[str, Any]) -> list[Part]:
+def plan_array_layout(batch: Mapping[str, Any]) -> list[ArrayLayout]:
     """Where the arrays of a batch lie in a block, one behind the other; plain numbers take no room."""
-    parts: list[Part] = []
+    parts: list[ArrayLayout] = []
     for name, array in batch.items():
         if isinstance(array, np.ndarray):
-            begin = -(-parts[-1].stop // _APART) * _APART if parts else 0
-            parts.append(Part(name, array.dtype, array.shape, begin, begin + array.nbytes))
+            begin = -(-parts[-1].stop // _ALIGNMENT) * _ALIGNMENT if parts else 0
+            parts.append(ArrayLayout(name, array.dtype, array.shape, begin, begin + array.nbytes))
     return parts
 
 
-def pack(batch: Mapping[str, Any], parts: list[Part], block: NDArray[np.uint8]) -> None:
+def pack_arrays(
+    batch: Mapping[str, Any], parts: list[ArrayLayout], block: NDArray[np.uint8]
+) -> None:
     """Copy the arrays of a batch to their places in a block of at least ``parts[-1].stop`` bytes."""
     for part in parts:
         place = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)

@@ -10,21 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError, StateError
-from batchloom.core.fingerprint import key128
-from batchloom.core.keyed_hashing import Key
-from batchloom.core.settings import from_plain, raise_problems, set_wholes, shown, to_plain, whole
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.keyed_hashing import HashKey
+from batchloom.core.settings import (
+    as_int,
+    coerce_int_fields,
+    from_plain,
+    quote_value,
+    raise_problems,
+    to_plain,
+)
 
 # The entry of a state that says how its batches were augmented.
-ENTRY = "augment"
+AUGMENT_KEY = "augment"
 # Which tokens a seed chooses changes with this number; docs/augmentation.md describes each version.
 AUGMENT_VERSION = 1
 
-_SHARES = (
+_PROBABILITIES = (
     *("mask_prob", "mask_replace_prob", "random_replace_prob"),
     *("noise_prob", "loss_drop_prob"),
 )
-_MOST_IDS = 1 << 31
-_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
+_MAX_IDS = 1 << 31
+_KNOWN_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +67,20 @@ class Augment:
     def __post_init__(self) -> None:
         most = (1 << 128) - 1
         bounds = {
-            "mask_id": (0, _MOST_IDS - 1),
+            "mask_id": (0, _MAX_IDS - 1),
             "seed": (-most, most),
-            "vocab_size": (1, _MOST_IDS),
+            "vocab_size": (1, _MAX_IDS),
         }
         problems = [
-            f"{name}: {shown(getattr(self, name))} is no probability from 0 to 1"
-            for name in _SHARES
-            if not _is_share(getattr(self, name))
+            f"{name}: {quote_value(getattr(self, name))} is no probability from 0 to 1"
+            for name in _PROBABILITIES
+            if not _is_probability(getattr(self, name))
         ]
         if not problems:
-            for name in _SHARES:
+            for name in _PROBABILITIES:
                 object.__setattr__(self, name, float(getattr(self, name)))
             problems += self._contradictions()
-        problems += set_wholes(self, bounds)
+        problems += coerce_int_fields(self, bounds)
         problems += self._set_special()
         raise_problems([f"augment.{problem}" for problem in problems])
 
@@ -95,15 +102,15 @@ class Augment:
     def _set_special(self) -> list[str]:
         given: Any = self.special_ids
         if not isinstance(given, (tuple, list)):
-            return [f"special_ids: {shown(given)} is no tuple of ids"]
-        ids = [whole(one) for one in given]
+            return [f"special_ids: {quote_value(given)} is no tuple of ids"]
+        ids = [as_int(one) for one in given]
         wrong = [
             given[number]
             for number, one in enumerate(ids)
-            if one is None or not 0 <= one < _MOST_IDS
+            if one is None or not 0 <= one < _MAX_IDS
         ]
         if wrong:
-            return [f"special_ids: {shown(wrong[0])} is no id"]
+            return [f"special_ids: {quote_value(wrong[0])} is no id"]
         object.__setattr__(self, "special_ids", tuple(ids))
         return []
 
@@ -113,7 +120,7 @@ class Augment:
         return bool(self.mask_prob or self.noise_prob or self.loss_drop_prob)
 
 
-def _is_share(value: object) -> bool:
+def _is_probability(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return math.isfinite(value) and 0 <= float(value) <= 1
@@ -134,9 +141,9 @@ class Augmentation:
     settings: Augment
     special: NDArray[np.bool_]
     drawn: NDArray[np.int64]
-    choose: Key
-    become: Key
-    drop: Key
+    choose: HashKey
+    become: HashKey
+    drop: HashKey
 
     @property
     def drops_loss(self) -> bool:
@@ -144,7 +151,7 @@ class Augmentation:
         return bool(self.settings.mask_prob or self.settings.loss_drop_prob)
 
 
-class Vocabulary(Protocol):
+class TokenizerSource(Protocol):
     """What says which tokenizer made the ids: a store or a stream."""
 
     @property
@@ -152,11 +159,11 @@ class Vocabulary(Protocol):
         """Every id is below this; None where nobody says."""
 
     @property
-    def tokenizer(self) -> "TokenizerFacts":
+    def tokenizer(self) -> "SpecialTokens":
         """The tokenizer; asked for only where ``vocab_size`` is known."""
 
 
-class TokenizerFacts(Protocol):
+class SpecialTokens(Protocol):
     """The special tokens of a tokenizer."""
 
     @property
@@ -177,7 +184,7 @@ class TokenizerFacts(Protocol):
 
 
 def make_augmentation(
-    augment: Augment | Mapping[str, Any] | None, store: Vocabulary, labels: str
+    augment: Augment | Mapping[str, Any] | None, store: TokenizerSource, labels: str
 ) -> Augmentation | None:
     """Check the settings against a store's tokenizer; None where they change nothing.
 
@@ -193,7 +200,9 @@ def make_augmentation(
         augment = from_plain(Augment, augment, "augment")
     if augment is not None and not isinstance(augment, Augment):
         raise SettingsError(
-            [f"augment: {shown(augment)} is no Augment; give Augment(noise_prob=0.1) or the like"]
+            [
+                f"augment: {quote_value(augment)} is no Augment; give Augment(noise_prob=0.1) or the like"
+            ]
         )
     if augment is None or not augment.is_on:
         return None
@@ -201,8 +210,8 @@ def make_augmentation(
     # A bare prefix has no tokenizer.
     tokenizer = store.tokenizer if changes and store.vocab_size is not None else None
     words = {**tokenizer.added, **tokenizer.control} if tokenizer else {}
-    settings = replace(augment, mask_id=_mask_id(augment, words))
-    problems = _problems(settings, store.vocab_size, labels)
+    settings = replace(augment, mask_id=_resolve_mask_id(augment, words))
+    problems = _find_problems(settings, store.vocab_size, labels)
     raise_problems([f"augment.{one}" for one in problems])
     special = {*augment.special_ids}
     if tokenizer:
@@ -220,7 +229,7 @@ def make_augmentation(
             raise SettingsError(
                 [f"augment.special_ids: no other id of the vocabulary of {size:,} is left to draw"]
             )
-    keys = (key128("augment", augment.seed, one) for one in ("choose", "become", "drop"))
+    keys = (derive_key("augment", augment.seed, one) for one in ("choose", "become", "drop"))
     return Augmentation(settings, table, drawn, *keys)
 
 
@@ -228,13 +237,13 @@ def _draws_ids(settings: Augment) -> bool:
     return bool(settings.noise_prob or (settings.mask_prob and settings.random_replace_prob))
 
 
-def _mask_id(augment: Augment, words: Mapping[str, int]) -> int | None:
+def _resolve_mask_id(augment: Augment, words: Mapping[str, int]) -> int | None:
     if augment.mask_id is not None or not augment.mask_prob:
         return augment.mask_id
-    return next((words[token] for token in _MASK_TOKENS if token in words), None)
+    return next((words[token] for token in _KNOWN_MASK_TOKENS if token in words), None)
 
 
-def _problems(settings: Augment, known: int | None, labels: str) -> list[str]:
+def _find_problems(settings: Augment, known: int | None, labels: str) -> list[str]:
     """What does not fit a store of so many ids; None where it names no tokenizer."""
     problems = []
     size = settings.vocab_size or known
@@ -249,7 +258,8 @@ def _problems(settings: Augment, known: int | None, labels: str) -> list[str]:
     if settings.mask_prob and settings.mask_id is None and settings.mask_replace_prob:
         of = "no tokenizer to look for" if known is None else "the store's tokenizer has none of"
         problems.append(
-            f"mask_id: missing, and {of} {', '.join(_MASK_TOKENS)}; name the id that stands for a masked token (one "
+            f"mask_id: missing, and {of} {', '.join(_KNOWN_MASK_TOKENS)}; name the id that stands for a masked "
+            f"token (one "
             "beyond the vocabulary needs vocab_size, the ids that the model has)"
         )
     for name, ids in (("mask_id", (settings.mask_id,)), ("special_ids", settings.special_ids)):
@@ -267,40 +277,41 @@ def _problems(settings: Augment, known: int | None, labels: str) -> list[str]:
     return problems
 
 
-def with_augment(state: dict[str, Any], made: Augmentation | None) -> dict[str, Any]:
+def add_augment_state(state: dict[str, Any], made: Augmentation | None) -> dict[str, Any]:
     """A state of a plan with what was done to its tokens, where anything was."""
-    return {**state, ENTRY: _entry(made.settings)} if made else state
+    return {**state, AUGMENT_KEY: _make_augment_entry(made.settings)} if made else state
 
 
-def without_augment(state: Any, made: Augmentation | None) -> Any:
-    """The state of the plan in one of :func:`with_augment`; what is no state is the plan's to refuse.
+def remove_augment_state(state: Any, made: Augmentation | None) -> Any:
+    """The state of the plan in one of :func:`add_augment_state`; what is no state is the plan's to refuse.
 
     Raises:
         StateError: its batches were augmented in another way; names each setting that differs.
     """
     if not isinstance(state, dict):
         return state
-    theirs, ours = state.get(ENTRY), _entry(made.settings) if made else None
+    theirs, ours = state.get(AUGMENT_KEY), _make_augment_entry(made.settings) if made else None
     if theirs != ours:
         raise StateError(
-            f"The state belongs to a run of other augmentation: {'; '.join(_differences(theirs, ours))}. Give the "
+            f"The state belongs to a run of other augmentation: "
+            f"{'; '.join(_describe_setting_differences(theirs, ours))}. Give the "
             "augment= it was made with, or start without the state."
         )
-    return {name: value for name, value in state.items() if name != ENTRY}
+    return {name: value for name, value in state.items() if name != AUGMENT_KEY}
 
 
-def _entry(settings: Augment) -> dict[str, Any]:
+def _make_augment_entry(settings: Augment) -> dict[str, Any]:
     return {"version": AUGMENT_VERSION, **to_plain(settings)}
 
 
-def _differences(theirs: Any, ours: Any) -> list[str]:
+def _describe_setting_differences(theirs: Any, ours: Any) -> list[str]:
     """Each setting that differs; one side may have no augmentation, and then its defaults do nothing."""
     if not isinstance(theirs, dict | None):
-        return [f"augment was {shown(theirs)}"]
-    off = _entry(Augment())
+        return [f"augment was {quote_value(theirs)}"]
+    off = _make_augment_entry(Augment())
     then, now = theirs or off, ours or off
     return [
-        f"augment.{name} was {shown(then.get(name))} and is {shown(now.get(name))}"
+        f"augment.{name} was {quote_value(then.get(name))} and is {quote_value(now.get(name))}"
         for name in sorted({*then, *now})
         if then.get(name) != now.get(name)
     ]

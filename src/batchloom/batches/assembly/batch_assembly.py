@@ -9,23 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.core.settings import shown, whole
-from batchloom.plan.order import divisors
-from batchloom.plan.packing import Rows, aligned
+from batchloom.core.settings import as_int, quote_value
+from batchloom.plan.order import list_divisors
+from batchloom.plan.packing import Rows, align_lengths
 
-IGNORE = -100
-_APART = 64
-_PLAIN_AXES = 2
+IGNORE_INDEX = -100
+_ARRAY_GAP = 64
+_PLAIN_NDIM = 2
 # How processors begin the names of features.
-_OF_MEDIA = ("pixel_", "image_", "input_features", "feature_", "audio_")
-_OF_TOKENS = ("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids")
+_MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
+_TOKEN_KEYS = ("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids")
 # Longer sequences hold fewer spans for their tokens: there the views cost nothing.
-_MOST_KEPT_RAMPS = 8192
+_MAX_CACHED_RAMPS = 8192
 
 Ids = NDArray[np.int64]
 
 
-class MediaCut(NamedTuple):
+class MediaOffsets(NamedTuple):
     """Where the features of each of R rows lie in an array.
 
     Attributes:
@@ -39,7 +39,7 @@ class MediaCut(NamedTuple):
     media: Ids
 
 
-MediaCuts = Mapping[str, MediaCut]
+MediaOffsetsByName = Mapping[str, MediaOffsets]
 
 
 # Of a batch that was rebuilt from its arrays: ``batch.step + 1`` is no step either, and refused as such.
@@ -60,7 +60,7 @@ class Batch(dict[str, Any]):
         arrays: Mapping[str, Any],
         step: int = _UNKNOWN_STEP,
         origin: str = "",
-        cuts: "BatchCuts | None" = None,
+        cuts: "BatchLayout | None" = None,
     ) -> None:
         # Frameworks move a batch by rebuilding it from its items alone: type(batch)({...}).
         super().__init__(arrays)
@@ -99,26 +99,26 @@ class Batch(dict[str, Any]):
         # Slices of flex_attention's mask keep its function, which counts the rows of all.
         if hasattr(self.get("attention_mask"), "mask_mod"):
             raise PlanError(
-                "The BlockMask of a batch cannot be cut: split first, then block_mask each part."
+                "The BlockMask of a batch cannot be cut: split first, then add_block_mask to each part."
             )
         if "cu_seq_lens_q" not in self:
             rows = len(next(iter(self.values())))
             return [
                 Batch(
-                    _rows_part(self, cuts, first, first + micro_batch_size),
+                    _slice_rows(self, cuts, first, first + micro_batch_size),
                     self.step,
                     self.origin,
                     cuts and cuts.part(first, first + micro_batch_size),
                 )
-                for first in _firsts(rows, micro_batch_size)
+                for first in _part_starts(rows, micro_batch_size)
             ]
         if cuts is None:
             raise PlanError(
                 "A varlen batch that was rebuilt from its arrays does not know where its rows end: split it before it "
                 "is moved, and move the parts."
             )
-        firsts = _firsts(len(cuts.pointers) - 1, micro_batch_size)
-        parts = [_varlen_part(self, cuts, first, first + micro_batch_size) for first in firsts]
+        firsts = _part_starts(len(cuts.pointers) - 1, micro_batch_size)
+        parts = [_slice_varlen(self, cuts, first, first + micro_batch_size) for first in firsts]
         return [Batch(part, self.step, self.origin) for part in parts]
 
 
@@ -142,7 +142,7 @@ def _describe_array(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchCuts:
+class BatchLayout:
     """Which spans the rows of a batch hold.
 
     Attributes:
@@ -150,7 +150,7 @@ class BatchCuts:
         lengths: tokens of each span, without what aligns it, int64 [N].
         places: where each begins inside its row, int64 [N].
         align: what the tokens of every span are filled up to a multiple of.
-        labels: ``aligned`` or ``shifted``.
+        labels: ``align_lengths`` or ``shifted``.
         sliced: whether the batch is a context-parallel rank's slice of these rows.
         media: where the features of each row's media lie.
     """
@@ -161,16 +161,16 @@ class BatchCuts:
     align: int
     labels: str
     sliced: bool
-    media: MediaCuts = field(default_factory=dict)
+    media: MediaOffsetsByName = field(default_factory=dict)
 
     @property
     def bounds(self) -> Ids:
         """Where the spans of the varlen form begin and the last one ends, int64 [N + 1], slices put together."""
         bounds = np.zeros(len(self.lengths) + 1, np.int64)
-        np.cumsum(aligned(self.lengths, self.align), out=bounds[1:])
+        np.cumsum(align_lengths(self.lengths, self.align), out=bounds[1:])
         return bounds if len(bounds) > 1 else np.array([0, self.align])
 
-    def part(self, start: int, stop: int) -> "BatchCuts":
+    def part(self, start: int, stop: int) -> "BatchLayout":
         """Those of rows ``start`` to ``stop - 1``."""
         first, last = int(self.pointers[start]), int(self.pointers[stop])
         return replace(
@@ -179,7 +179,7 @@ class BatchCuts:
             lengths=self.lengths[first:last],
             places=self.places[first:last],
             media={
-                name: MediaCut(
+                name: MediaOffsets(
                     cut.axis,
                     cut.pointers[start : stop + 1] - cut.pointers[start],
                     cut.media[start : stop + 1] - cut.media[start],
@@ -189,21 +189,21 @@ class BatchCuts:
         )
 
 
-def _firsts(rows: int, size: int) -> range:
+def _part_starts(rows: int, size: int) -> range:
     """The first row of each part of ``size`` rows."""
-    if (whole(size) or 0) < 1 or rows % size:
-        fitting = ", ".join(map(str, divisors(rows)))
+    if (as_int(size) or 0) < 1 or rows % size:
+        fitting = ", ".join(map(str, list_divisors(rows)))
         raise PlanError(
-            f"A batch of {rows} rows cannot be cut into micro-batches of {shown(size)}; {fitting} can. "
+            f"A batch of {rows} rows cannot be cut into micro-batches of {quote_value(size)}; {fitting} can. "
             "Loader(batch=BatchOptions(micro_batch_size=..., uneven='pad')) fills up with rows that carry no loss."
         )
     return range(0, rows, size)
 
 
-def _rows_part(batch: Batch, cuts: BatchCuts | None, first: int, stop: int) -> dict[str, Any]:
+def _slice_rows(batch: Batch, cuts: BatchLayout | None, first: int, stop: int) -> dict[str, Any]:
     """Some rows of a batch of rows; features of media that these rows do not hold are left out."""
     media = cuts.media if cuts is not None else {}
-    if cuts is None and _seems_seen(batch):
+    if cuts is None and _has_media_features(batch):
         raise PlanError(
             "A batch with media that was rebuilt from its arrays does not know which features its rows hold: split it "
             "before it is moved, and move the parts."
@@ -211,23 +211,23 @@ def _rows_part(batch: Batch, cuts: BatchCuts | None, first: int, stop: int) -> d
     part = {
         # Positions in time, height and width have these as their first axis.
         key: value[:, first:stop]
-        if key == "position_ids" and value.ndim > _PLAIN_AXES
+        if key == "position_ids" and value.ndim > _PLAIN_NDIM
         else value[first:stop]
         for key, value in batch.items()
         if key not in media
     }
-    return part | _media_part(batch, media, first, stop)
+    return part | _slice_media(batch, media, first, stop)
 
 
-def _seems_seen(batch: Batch) -> bool:
+def _has_media_features(batch: Batch) -> bool:
     """Whether a batch that knows nothing of its rows holds features of media."""
     positions = batch.get("position_ids")
-    if positions is not None and positions.ndim > _PLAIN_AXES:
+    if positions is not None and positions.ndim > _PLAIN_NDIM:
         return True
-    return any(name.startswith(_OF_MEDIA) for name in batch)
+    return any(name.startswith(_MEDIA_PREFIXES) for name in batch)
 
 
-def _media_part(batch: Batch, media: MediaCuts, first: int, stop: int) -> dict[str, Any]:
+def _slice_media(batch: Batch, media: MediaOffsetsByName, first: int, stop: int) -> dict[str, Any]:
     part = {}
     for name, cut in media.items():
         if cut.media[first] < cut.media[stop]:
@@ -236,7 +236,7 @@ def _media_part(batch: Batch, media: MediaCuts, first: int, stop: int) -> dict[s
     return part
 
 
-def _varlen_part(batch: Batch, cuts: BatchCuts, first: int, stop: int) -> dict[str, Any]:
+def _slice_varlen(batch: Batch, cuts: BatchLayout, first: int, stop: int) -> dict[str, Any]:
     """Some rows of a varlen batch; arrays or tensors, whole documents or slices of each."""
     # What is asked of the tensors themselves would wait for the GPU they are on.
     bounds, starts = cuts.bounds, batch["cu_seq_lens_q"]
@@ -252,16 +252,16 @@ def _varlen_part(batch: Batch, cuts: BatchCuts, first: int, stop: int) -> dict[s
         own = starts[from_span : to_span + 1] - starts[from_span]
         begin, end = (int(bounds[span]) // context for span in (from_span, to_span))
         longest = int(np.diff(bounds[from_span : to_span + 1]).max())
-    part = {name: batch[name][..., begin:end] for name in _OF_TOKENS if name in batch}
-    part |= _media_part(batch, cuts.media, first, stop)
+    part = {name: batch[name][..., begin:end] for name in _TOKEN_KEYS if name in batch}
+    part |= _slice_media(batch, cuts.media, first, stop)
     if empty:
-        part["labels"] = part["labels"] * 0 + IGNORE
+        part["labels"] = part["labels"] * 0 + IGNORE_INDEX
     part["seq_idx"] = part["seq_idx"] - part["seq_idx"][0, 0]
     lengths = {"max_length_q": longest, "max_length_k": longest}
     return {**part, "cu_seq_lens_q": own, "cu_seq_lens_k": own + 0, **lengths}
 
 
-class Reader(Protocol):
+class TokenReader(Protocol):
     """What assembly needs of a store."""
 
     @property
@@ -284,7 +284,7 @@ class Reader(Protocol):
 
 
 def assemble_rows(
-    store: Reader, rows: Rows, seq_len: int, labels: str, align: int = 1
+    store: TokenReader, rows: Rows, seq_len: int, labels: str, align: int = 1
 ) -> dict[str, NDArray[np.int64]]:
     """A padded batch of R rows.
 
@@ -295,28 +295,28 @@ def assemble_rows(
     """
     count = len(rows)
     pieces = store.read(rows.documents, rows.starts, rows.lengths)
-    ramps = _ramps(rows.lengths, seq_len)
+    ramps = _position_ramps(rows.lengths, seq_len)
     # Most batches are full, and then there is nothing to look for.
     full = int(rows.lengths.sum()) == count * seq_len
-    paddings = [] if full else _paddings(rows, seq_len, align)
+    paddings = [] if full else _find_padding(rows, seq_len, align)
     if paddings:
-        ends, ramp = _end_ids(store.end_id, seq_len), _ramp(seq_len)
+        ends, ramp = _padding_row(store.end_id, seq_len), _position_ramp(seq_len)
         for at, begin, end, first in reversed(paddings):
             pieces.insert(at, ends[: end - begin])
             ramps.insert(at, ramp[first : first + end - begin])
-    ids, targets, positions = _block(count * seq_len)
+    ids, targets, positions = _allocate_arrays(count * seq_len)
     # Concatenating views is one copy a span without an assignment in Python for each.
     np.concatenate(pieces, out=ids)
     np.concatenate(ramps, out=positions)
-    begins = _begins(rows, seq_len)
-    _fill_targets(targets, ids, begins, rows.lengths, labels)
+    begins = _span_starts(rows, seq_len)
+    _fill_labels(targets, ids, begins, rows.lengths, labels)
     if store.masked:
         trained = store.mask(rows.documents, rows.starts, rows.lengths)
         for at, begin, end, _ in reversed(paddings):
             trained.insert(at, np.zeros(end - begin, bool))
-        _untrain(targets, trained, labels)
+        _mask_labels(targets, trained, labels)
     for _, begin, end, _ in paddings:
-        targets[begin:end] = IGNORE
+        targets[begin:end] = IGNORE_INDEX
     shape = (count, seq_len)
     return {
         "input_ids": ids.reshape(shape),
@@ -325,7 +325,7 @@ def assemble_rows(
     }
 
 
-def _begins(rows: Rows, seq_len: int) -> Ids:
+def _span_starts(rows: Rows, seq_len: int) -> Ids:
     """Where each span begins in the flat batch."""
     begins = np.arange(0, len(rows) * seq_len, seq_len)
     begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
@@ -333,45 +333,45 @@ def _begins(rows: Rows, seq_len: int) -> Ids:
     return begins
 
 
-def _ramps(lengths: Ids, seq_len: int) -> list[Ids]:
+def _position_ramps(lengths: Ids, seq_len: int) -> list[Ids]:
     """0, 1, 2, ... for each length, all views of one array."""
-    if seq_len <= _MOST_KEPT_RAMPS:
-        return list(map(_all_ramps(seq_len).__getitem__, lengths.tolist()))
-    ramp = _ramp(seq_len)
+    if seq_len <= _MAX_CACHED_RAMPS:
+        return list(map(_make_ramps(seq_len).__getitem__, lengths.tolist()))
+    ramp = _position_ramp(seq_len)
     return [ramp[:length] for length in lengths.tolist()]
 
 
 @functools.lru_cache(maxsize=4)
-def _all_ramps(seq_len: int) -> list[Ids]:
+def _make_ramps(seq_len: int) -> list[Ids]:
     """The ramps of every length to ``seq_len``: making a view takes longer than looking it up."""
-    ramp = _ramp(seq_len)
+    ramp = _position_ramp(seq_len)
     return [ramp[:length] for length in range(seq_len + 1)]
 
 
 @functools.lru_cache(maxsize=4)
-def _ramp(seq_len: int) -> Ids:
+def _position_ramp(seq_len: int) -> Ids:
     """0 to ``seq_len - 1``; nobody writes to it."""
     return np.arange(seq_len)
 
 
 @functools.lru_cache(maxsize=4)
-def _end_ids(end_id: int, seq_len: int) -> Ids:
+def _padding_row(end_id: int, seq_len: int) -> Ids:
     """A row of padding; nobody writes to it."""
     return np.full(seq_len, end_id)
 
 
-def _block(size: int) -> tuple[Ids, Ids, Ids]:
+def _allocate_arrays(size: int) -> tuple[Ids, Ids, Ids]:
     """Three arrays of ``size`` in one allocation, which the allocator reuses without page faults.
 
     They are 512 bytes out of step with pages: copies between arrays at equal places in their
     pages wait for each other.
     """
-    block = np.empty(3 * size + 2 * _APART, np.int64)
-    second, third = size + _APART, 2 * (size + _APART)
+    block = np.empty(3 * size + 2 * _ARRAY_GAP, np.int64)
+    second, third = size + _ARRAY_GAP, 2 * (size + _ARRAY_GAP)
     return block[:size], block[second : second + size], block[third:]
 
 
-def assemble_varlen(store: Reader, rows: Rows, labels: str, align: int = 1) -> dict[str, Any]:
+def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1) -> dict[str, Any]:
     """The spans of R rows back to back without padding, as HF's flattening collator gives them.
 
     With ``align`` each span is followed by padding up to a multiple of it, which holds the end token,
@@ -385,26 +385,26 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str, align: int = 1) -> d
     pieces = store.read(rows.documents, rows.starts, rows.lengths)
     # A step without spans (the end of a run) is one token of padding: models take no empty input.
     true = rows.lengths if pieces else np.zeros(1, np.int64)
-    lengths = aligned(np.maximum(true, 1), align)
+    lengths = align_lengths(np.maximum(true, 1), align)
     total = int(lengths.sum())
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     longest = int(lengths.max())
     cumulative = bounds.astype(np.int32)
     positions = np.arange(total) - np.repeat(bounds[:-1], lengths)
-    gaps = _gaps(bounds[:-1] + true, bounds[1:])
+    gaps = _find_gaps(bounds[:-1] + true, bounds[1:])
     for at, begin, end in reversed(gaps):
         pieces.insert(at, np.full(end - begin, store.end_id))
     ids = np.concatenate(pieces, dtype=np.int64)
     targets = np.empty_like(ids)
-    _fill_targets(targets, ids, bounds[:-1], np.maximum(true, 1), labels)
+    _fill_labels(targets, ids, bounds[:-1], np.maximum(true, 1), labels)
     if store.masked and rows.lengths.size:
         trained = store.mask(rows.documents, rows.starts, rows.lengths)
         for at, begin, end in reversed(gaps):
             trained.insert(at, np.zeros(end - begin, bool))
-        _untrain(targets, trained, labels)
+        _mask_labels(targets, trained, labels)
     for _, begin, end in gaps:
-        targets[begin:end] = IGNORE
+        targets[begin:end] = IGNORE_INDEX
     return {
         "input_ids": ids[None],
         "labels": targets[None],
@@ -417,20 +417,20 @@ def assemble_varlen(store: Reader, rows: Rows, labels: str, align: int = 1) -> d
     }
 
 
-def _gaps(begins: Ids, ends: Ids) -> list[tuple[int, int, int]]:
+def _find_gaps(begins: Ids, ends: Ids) -> list[tuple[int, int, int]]:
     """(number of the span it comes before, begin, end) of what lies behind each span, where there is any."""
     short = np.flatnonzero(begins < ends)
     stretches = (short + 1, begins[short], ends[short])
     return list(zip(*(column.tolist() for column in stretches), strict=True))
 
 
-def _paddings(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int, int]]:
+def _find_padding(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int, int]]:
     """(number of the span it comes before, begin, end, first position) of each stretch no span fills.
 
     Begin and end are places in the flat batch, in order: what aligns a span, and the end of each row
     that has room.
     """
-    taken = aligned(rows.lengths, align)
+    taken = align_lengths(rows.lengths, align)
     filled = np.zeros(len(taken) + 1, np.int64)
     np.cumsum(taken, out=filled[1:])
     filled = filled[rows.pointers]
@@ -444,16 +444,16 @@ def _paddings(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int,
     ]
     if align == 1:
         return ends_of_rows
-    begins = _begins(rows, seq_len)
+    begins = _span_starts(rows, seq_len)
     lengths = rows.lengths.tolist()
     gaps = [
         (at, begin, end, lengths[at - 1])
-        for at, begin, end in _gaps(begins + rows.lengths, begins + taken)
+        for at, begin, end in _find_gaps(begins + rows.lengths, begins + taken)
     ]
     return sorted(gaps + ends_of_rows, key=lambda stretch: stretch[1])
 
 
-def _fill_targets(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str) -> None:
+def _fill_labels(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str) -> None:
     """The labels of a flat batch of spans: -100 where there is no loss.
 
     Aligned labels have none at the first token of each span, shifted ones at the last: the
@@ -461,18 +461,18 @@ def _fill_targets(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str
     """
     if labels == "shifted":
         targets[:-1] = ids[1:]
-        targets[begins + lengths - 1] = IGNORE
+        targets[begins + lengths - 1] = IGNORE_INDEX
     else:
         targets[:] = ids
-        targets[begins] = IGNORE
+        targets[begins] = IGNORE_INDEX
 
 
-def _untrain(targets: Ids, trained: list[NDArray[np.bool_]], labels: str) -> None:
+def _mask_labels(targets: Ids, trained: list[NDArray[np.bool_]], labels: str) -> None:
     """Take the loss from the tokens of a flat batch that are not trained."""
     if not trained:
         return
     masked = ~np.concatenate(trained)
     if labels == "shifted":
-        targets[:-1][masked[1:]] = IGNORE
+        targets[:-1][masked[1:]] = IGNORE_INDEX
     else:
-        targets[masked] = IGNORE
+        targets[masked] = IGNORE_INDEX

@@ -4,25 +4,32 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.settings import is_switch, is_text, nearest, raise_problems, set_wholes, shown
+from batchloom.core.settings import (
+    coerce_int_fields,
+    is_bool,
+    is_text,
+    quote_value,
+    raise_problems,
+    suggest,
+)
 from batchloom.plan import Mesh
-from batchloom.plan.order import DATA_PARALLEL, Uneven
+from batchloom.plan.order import DATA_PARALLEL, UnevenPolicy
 
 Labels = Literal["aligned", "shifted"]
 Output = Literal["torch", "numpy"]
 Form = Literal["rows", "varlen"]
 
-_MOST_RANKS = (1 << 24) - 1
+_MAX_RANKS = (1 << 24) - 1
 _BOUNDS = {
     "prefetch": (0, 1024),
-    "rank": (0, _MOST_RANKS),
-    "world_size": (1, _MOST_RANKS + 1),
+    "rank": (0, _MAX_RANKS),
+    "world_size": (1, _MAX_RANKS + 1),
     "micro_batch_size": (1, 1 << 24),
 }
 
 
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?", re.ASCII)
-_WORDS = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", Uneven))
+_CHOICES = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", UnevenPolicy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +50,15 @@ class MediaOptions:
     replace: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)})
+        problems = coerce_int_fields(self, {"workers": (0, 256), "memory": (1 << 20, 1 << 50)})
         if self.folder is not None and not is_text(self.folder):
-            problems.append(f"folder: {shown(self.folder)} is no path; name a folder or a URL")
+            problems.append(
+                f"folder: {quote_value(self.folder)} is no path; name a folder or a URL"
+            )
         given: object = self.replace
         files = tuple(given) if isinstance(given, list | tuple) else (given,)
         problems += [
-            f"replace: {shown(one)} is no path of a list; batchloom check STORE --gone FILE writes one"
+            f"replace: {quote_value(one)} is no path of a list; batchloom check STORE --gone FILE writes one"
             for one in files
             if not is_text(one)
         ]
@@ -57,7 +66,7 @@ class MediaOptions:
         raise_problems(problems)
 
 
-READ_AS_USUAL = MediaOptions()
+DEFAULT_MEDIA_SPEC = MediaOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +81,7 @@ class BatchOptions:
     """
 
     mesh: Mesh = DATA_PARALLEL
-    uneven: Uneven = "refuse"
+    uneven: UnevenPolicy = "refuse"
     micro_batch_size: int | None = None
     balance: bool = False
 
@@ -109,18 +118,18 @@ class BatchSpec(BatchOptions):
     rank: int = 0
     world_size: int = 1
     device: str | None = None
-    media: MediaOptions = READ_AS_USUAL
+    media: MediaOptions = DEFAULT_MEDIA_SPEC
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, _BOUNDS)
-        for name, known in _WORDS:
+        problems = coerce_int_fields(self, _BOUNDS)
+        for name, known in _CHOICES:
             value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
             if value not in options:
-                hint = nearest(str(value), options)
+                hint = suggest(str(value), options)
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
         mesh: object = self.mesh
         if not isinstance(mesh, Mesh):
-            problems.append(f"mesh: {shown(mesh)} is no batchloom.plan.Mesh")
+            problems.append(f"mesh: {quote_value(mesh)} is no batchloom.plan.Mesh")
         elif mesh.context > 1 and self.labels == "aligned":
             # A model that shifts them has the next token of a slice's last one on another rank.
             problems.append(
@@ -130,11 +139,11 @@ class BatchSpec(BatchOptions):
         media: object = self.media
         if not isinstance(media, MediaOptions):
             problems.append(
-                f"media: {shown(media)} is no MediaOptions; give MediaOptions(workers=4)"
+                f"media: {quote_value(media)} is no MediaOptions; give MediaOptions(workers=4)"
             )
-        if not is_switch(self.balance):
-            problems.append(f"balance: {shown(self.balance)} is neither True nor False")
-        raise_problems(problems + self._of_device())
+        if not is_bool(self.balance):
+            problems.append(f"balance: {quote_value(self.balance)} is neither True nor False")
+        raise_problems(problems + self._find_device_problems())
 
     def options(self) -> BatchOptions:
         """Return the part of it that a ``Loader`` is given as ``batch``."""
@@ -145,11 +154,11 @@ class BatchSpec(BatchOptions):
             balance=self.balance,
         )
 
-    def _of_device(self) -> list[str]:
+    def _find_device_problems(self) -> list[str]:
         if self.device is None:
             return []
         if not _DEVICE.fullmatch(str(self.device)):
-            return [f"device: {shown(self.device)} is none of cpu, cuda, cuda:N"]
+            return [f"device: {quote_value(self.device)} is none of cpu, cuda, cuda:N"]
         if self.output == "numpy":
             said = f"{self.device!r} is where torch tensors are to be, and output is 'numpy'"
             return [f"device: {said}: leave device out, or give output='torch'"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from batchloom.batches.assembly.array_block import Part, pack, parts_of
+from batchloom.batches.assembly.array_block import ArrayLayout, pack_arrays, plan_array_layout
 from batchloom.batches.assembly.batch_assembly import Batch
 from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import InputError, MissingDependencyError
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import torch
 
 # While a copy leaves one, the next batch is packed into the other.
-_BLOCKS = 2
-_PATIENCE_S = 10.0
+_PINNED_BLOCKS = 2
+_CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedBatch:
     """A batch on its way to where it is wanted.
 
     Attributes:
@@ -41,10 +41,10 @@ class Staged:
         return self.batch
 
 
-Stage = Callable[[Batch], Staged]
+BatchStager = Callable[[Batch], StagedBatch]
 
 
-def stage_of(spec: BatchSpec) -> Stage:
+def make_stager(spec: BatchSpec) -> BatchStager:
     """What has a batch of numpy arrays become what the settings want, and wherever they want it.
 
     Raises:
@@ -52,13 +52,13 @@ def stage_of(spec: BatchSpec) -> Stage:
         MissingDependencyError: torch is not installed.
     """
     if spec.output == "numpy":
-        return Staged
+        return StagedBatch
     require_torch()
     if spec.device is None:
-        return _shared
+        return _stage_shared
     if spec.device == "cpu":
-        return _packed
-    return _Cuda(find_gpu(spec.device)).stage
+        return _stage_packed
+    return _CudaStager(find_gpu(spec.device)).stage
 
 
 def require_torch() -> None:
@@ -102,23 +102,23 @@ def to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shared(batch: Batch) -> Staged:
+def _stage_shared(batch: Batch) -> StagedBatch:
     batch.update(to_torch(batch))
-    return Staged(batch)
+    return StagedBatch(batch)
 
 
-def _packed(batch: Batch) -> Staged:
+def _stage_packed(batch: Batch) -> StagedBatch:
     """Tensors of one block of this process's memory: what goes to a GPU, but for the way there."""
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
-    parts = parts_of(batch)
+    parts = plan_array_layout(batch)
     block = torch.empty(parts[-1].stop, dtype=torch.uint8, device="cpu")
-    pack(batch, parts, block.numpy())
-    batch.update(_tensors(block, parts))
-    return Staged(batch)
+    pack_arrays(batch, parts, block.numpy())
+    batch.update(_view_tensors(block, parts))
+    return StagedBatch(batch)
 
 
-def _tensors(block: "torch.Tensor", parts: list[Part]) -> "dict[str, torch.Tensor]":
+def _view_tensors(block: "torch.Tensor", parts: list[ArrayLayout]) -> "dict[str, torch.Tensor]":
     """The arrays packed into a block, as tensors in its memory.
 
     They are no views of it in autograd's eyes: a compiled model that is given views asks after what they are views of.
@@ -134,7 +134,7 @@ def _tensors(block: "torch.Tensor", parts: list[Part]) -> "dict[str, torch.Tenso
 
 
 @dataclass(slots=True)
-class _Pinned:
+class _PinnedBlock:
     """A block of pinned memory, and the end of the last copy out of it."""
 
     memory: "torch.Tensor | None" = None
@@ -154,7 +154,7 @@ class _Pinned:
 
 
 @final
-class _Cuda:
+class _CudaStager:
     """Copies batches to a GPU, on a stream of its own.
 
     The memory on the GPU is torch's: it belongs to this stream, and each stream that a batch is handed to is recorded,
@@ -166,11 +166,11 @@ class _Cuda:
 
         self._device, self._pid = device, os.getpid()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._blocks = [_Pinned() for _ in range(_BLOCKS)]
+        self._blocks = [_PinnedBlock() for _ in range(_PINNED_BLOCKS)]
         self._turn = threading.Lock()
-        weakref.finalize(self, _close, self._turn, self._pid)
+        weakref.finalize(self, _close_stager, self._turn, self._pid)
 
-    def stage(self, batch: Batch) -> Staged:
+    def stage(self, batch: Batch) -> StagedBatch:
         """Begin to copy a batch; its arrays may be changed as soon as this returns.
 
         Raises:
@@ -183,13 +183,13 @@ class _Cuda:
                 f"device='{self._device}': this process was forked from the one that made the loader, and CUDA does "
                 "not work on both sides of a fork. Start it by spawn and make the loader there, or leave device out."
             )
-        parts = parts_of(batch)
+        parts = plan_array_layout(batch)
         size = parts[-1].stop
         # The device first: back from a stream alone, a thread that had no device opens a context on GPU 0.
         with self._turn, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             pinned = self._blocks[0]
             room = pinned.room(size)
-            pack(batch, parts, room.numpy())
+            pack_arrays(batch, parts, room.numpy())
             block = torch.empty(size, dtype=torch.uint8, device=self._device)
             block.copy_(room, non_blocking=True)
             # Not one for all turns: whoever takes this batch must not wait for those after it.
@@ -197,7 +197,7 @@ class _Cuda:
             copied.record(self._stream)
             pinned.copied = copied
             self._blocks.append(self._blocks.pop(0))
-        batch.update(_tensors(block, parts))
+        batch.update(_view_tensors(block, parts))
         device = self._device
 
         def arrive() -> None:
@@ -205,10 +205,10 @@ class _Cuda:
             current.wait_event(copied)
             block.record_stream(current)
 
-        return Staged(batch, arrive)
+        return StagedBatch(batch, arrive)
 
 
-def _close(turn: threading.Lock, pid: int) -> None:
+def _close_stager(turn: threading.Lock, pid: int) -> None:
     """Let nobody in any more: a producer thread is not to be inside CUDA while the interpreter ends."""
     if os.getpid() == pid:
-        turn.acquire(timeout=_PATIENCE_S)
+        turn.acquire(timeout=_CLOSE_TIMEOUT_S)

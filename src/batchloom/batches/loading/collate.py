@@ -6,37 +6,37 @@ from typing import Any
 import numpy as np
 
 from batchloom.batches.assembly import Batch, to_torch
-from batchloom.batches.media import side_by_side
-from batchloom.media import joined, traits_of
+from batchloom.batches.media import stack_by_row
+from batchloom.media import get_model_traits, join_features
 from batchloom.store import Store, StoreMedia
-from batchloom.store.read import holds_media
+from batchloom.store.read import has_media
 
-Row = dict[str, Any]
+CollateRow = dict[str, Any]
 
-_OF_TOKENS = ("input_ids", "labels", "position_ids", "token_type_ids")
+_TOKEN_KEYS = ("input_ids", "labels", "position_ids", "token_type_ids")
 
 
-def stands_by_row(store: Store) -> bool:
+def stacks_features_by_row(store: Store) -> bool:
     """Whether the model of a store's processor takes features as ``[rows, images, ...]``."""
-    if not holds_media(store):
+    if not has_media(store):
         return False
     state = StoreMedia(store).processor
-    return state is not None and traits_of(str(state["name"])).by_row
+    return state is not None and get_model_traits(str(state["name"])).by_row
 
 
-def row_of(batch: Batch, *, by_row: bool) -> Row:
+def take_single_row(batch: Batch, *, by_row: bool) -> CollateRow:
     """The row of a batch of one, without the axis of rows: what :func:`collate_rows` takes.
 
     Args:
         batch: of ``Loader(form="rows")``, with one row.
-        by_row: as :func:`stands_by_row` says.
+        by_row: as :func:`stacks_features_by_row` says.
 
     Returns:
         Arrays of tokens [S] (positions of M-RoPE [4, S]); features with their axis of media first, none where the
         row holds no medium.
     """
     return {
-        name: value[..., 0, :] if name in _OF_TOKENS else value[0] if by_row else value
+        name: value[..., 0, :] if name in _TOKEN_KEYS else value[0] if by_row else value
         for name, value in batch.items()
     }
 
@@ -45,8 +45,8 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], *, by_row: bool) -> dict[str
     """The batch of R rows, as ``Loader`` gives it: tokens stacked, features one behind the other in the order of rows.
 
     Args:
-        rows: as :func:`row_of` gives them, of numpy arrays or of tensors in this process's memory.
-        by_row: as :func:`stands_by_row` says.
+        rows: as :func:`take_single_row` gives them, of numpy arrays or of tensors in this process's memory.
+        by_row: as :func:`stacks_features_by_row` says.
 
     Returns:
         Arrays of the same kind; a batch without media has no keys of features.
@@ -56,7 +56,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], *, by_row: bool) -> dict[str
         # Rows come before the axis of tokens.
         name: np.stack([row[name] for row in arrays], axis=value.ndim - 1)
         for name, value in arrays[0].items()
-        if name in _OF_TOKENS
+        if name in _TOKEN_KEYS
     }
     holding = [number for number, row in enumerate(arrays) if len(row) > len(made)]
     features = [
@@ -65,7 +65,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], *, by_row: bool) -> dict[str
     ]
     if features and by_row:
         alone = [{name: value[None] for name, value in one.items()} for one in features]
-        made |= side_by_side(alone, np.array(holding), len(rows))
+        made |= stack_by_row(alone, np.array(holding), len(rows))
     elif features:
-        made |= joined(features)
+        made |= join_features(features)
     return made if isinstance(rows[0]["input_ids"], np.ndarray) else to_torch(made)

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError, PlanError
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
-from batchloom.store.read import Shard, mapped_limit
+from batchloom.store.read import MappedShard, compute_mapped_limit
 
 Ids = NDArray[np.int64]
 
 
 # Number of the store, its mapped shards, the number of one of them, and the shift from bytes to its tokens.
-_Place = tuple[int, "list[Shard | None] | None", int, int]
+_ShardRange = tuple[int, "list[MappedShard | None] | None", int, int]
 
 
 @final
-class Shelf:
+class CombinedStore:
     """The stores of a mixture, as batches read them.
 
     Args:
@@ -56,7 +56,7 @@ class Shelf:
         self.trained_tokens = sum(store.contents.trained_tokens for store in all_of)
         self.replicated = all(store.location.replicated for store in all_of)
         shards = sum(len(store.shards) for store in all_of)
-        self._most = mapped_limit(shards, 3 if self.masked else 2)
+        self._most = compute_mapped_limit(shards, 3 if self.masked else 2)
         if len(all_of) > 1:
             _share_descriptors(all_of, self._most)
         self._begins, self._places = self._table()
@@ -64,14 +64,14 @@ class Shelf:
         self._keep_all = shards <= self._most
         self._known: list[tuple[memoryview, NDArray[Any], int] | None] = [None] * len(self._places)
 
-    def _table(self) -> tuple[Ids, list[_Place]]:
+    def _table(self) -> tuple[Ids, list[_ShardRange]]:
         """The number of the first document of each shard of all stores, and where the shard is.
 
         A store that reads for itself counts as one shard; the last place is of what is banned, whose numbers
         are negative.
         """
         begins: list[int] = []
-        places: list[_Place] = []
+        places: list[_ShardRange] = []
         for number, store in enumerate(self._stores):
             first, mapped = int(self._firsts[number]), store.shards.mapped
             if mapped is None:
@@ -91,7 +91,7 @@ class Shelf:
         number = int(self._firsts.searchsorted(document, side="right")) - 1
         return self._stores[number].shards.name_of(document - int(self._firsts[number]))
 
-    def numbered(self, rows: Rows) -> Rows:
+    def number_documents(self, rows: Rows) -> Rows:
         """The same rows with documents numbered through all stores; of banned ones the number inverted (``~n``)."""
         documents = rows.documents + self._firsts.take(rows.sources)
         if rows.banned is not None:
@@ -117,7 +117,7 @@ class Shelf:
                 number, mapped, inside, shift = places[shard]
                 if mapped is None:
                     apart.setdefault(number, []).append(len(views))
-                    views.append(_NOTHING)
+                    views.append(_NO_IDS)
                     continue
                 kept = mapped[inside]
                 if kept is None:
@@ -133,10 +133,10 @@ class Shelf:
             begin = (pointers[local] >> shift) + start
             views.append(tokens[begin : begin + length])
         for number, those in apart.items():
-            self._read_apart(number, views, np.array(those), (documents, starts, lengths))
+            self._read_store_spans(number, views, np.array(those), (documents, starts, lengths))
         return views
 
-    def _read_apart(
+    def _read_store_spans(
         self,
         number: int,
         views: list[NDArray[np.generic]],
@@ -156,8 +156,8 @@ class Shelf:
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """For the tokens of spans whether each is trained, as ``Store.mask`` gives it."""
-        found: list[NDArray[np.bool_]] = [_NOT] * len(documents)
-        for store, first, at in self._by_store(documents):
+        found: list[NDArray[np.bool_]] = [_NO_FLAGS] * len(documents)
+        for store, first, at in self._group_by_store(documents):
             if store is None:
                 for place, length in zip(at.tolist(), lengths[at].tolist(), strict=True):
                     found[place] = np.zeros(length, bool)
@@ -167,7 +167,7 @@ class Shelf:
                 found[place] = mask
         return found
 
-    def _by_store(self, documents: Ids) -> list[tuple[Store | None, int, Ids]]:
+    def _group_by_store(self, documents: Ids) -> list[tuple[Store | None, int, Ids]]:
         """Places of the spans of each store, with its first number; of banned ones with no store."""
         numbers = self._firsts.searchsorted(documents, side="right") - 1
         order = np.argsort(numbers, kind="stable")
@@ -189,21 +189,21 @@ def _share_descriptors(stores: list[Store], most: int) -> None:
         store.shards.limit_mapped(max(1, most * len(store.shards) // max(shards, 1)))
 
 
-_NOTHING = np.empty(0, np.int64)
-_NOT = np.empty(0, bool)
+_NO_IDS = np.empty(0, np.int64)
+_NO_FLAGS = np.empty(0, bool)
 
 
-def stores_of(store: Store | Shelf) -> list[Store]:
+def stores_of(store: Store | CombinedStore) -> list[Store]:
     """Return the stores that are read as one, or the one store."""
-    return list(store.stores.values()) if isinstance(store, Shelf) else [store]
+    return list(store.stores.values()) if isinstance(store, CombinedStore) else [store]
 
 
-def is_replicated(store: Store | Shelf) -> bool:
+def is_replicated(store: Store | CombinedStore) -> bool:
     """Return whether every rank is to read rank 0's share."""
-    return store.replicated if isinstance(store, Shelf) else store.location.replicated
+    return store.replicated if isinstance(store, CombinedStore) else store.location.replicated
 
 
-def shelf_of(stores: Mapping[str, object], *, bans: bool) -> Shelf:
+def combine_stores(stores: Mapping[str, object], *, bans: bool) -> CombinedStore:
     """A shelf of stores that are open for reading.
 
     Raises:
@@ -216,4 +216,4 @@ def shelf_of(stores: Mapping[str, object], *, bans: bool) -> Shelf:
                 f"A Loader reads the tokens of open stores; source {name!r} is {type(store).__name__}. Give "
                 "open_store(path)."
             )
-    return Shelf(open_stores, bans=bans)
+    return CombinedStore(open_stores, bans=bans)

@@ -6,33 +6,33 @@ from typing import Any, final
 
 from batchloom.store import Store
 
-_SYNTHETIC = "source=synthetic"
+_SYNTHETIC_LABEL = "source=synthetic"
 _LOG = logging.getLogger("batchloom")
 
 
-def origin_of(*stores: object) -> str:
+def describe_data_source(*stores: object) -> str:
     """``source=real NAME/SUBSET FINGERPRINT``, or ``source=synthetic ...`` of what was made up; all of several."""
     opened = [store for store in stores if isinstance(store, Store)]
     made_up = any(store.contents.synthetic for store in opened)
-    names = ", ".join(_name(store) for store in opened)
-    return f"{_SYNTHETIC if made_up else 'source=real'} {names}"
+    names = ", ".join(_describe_store(store) for store in opened)
+    return f"{_SYNTHETIC_LABEL if made_up else 'source=real'} {names}"
 
 
-def _name(store: Store) -> str:
+def _describe_store(store: Store) -> str:
     split = f"/{store.split}" if store.split else ""
     return f"{store.path.name}{split} {store.fingerprint[:12]}"
 
 
-def log_of(*stores: object) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+def make_data_logger(*stores: object) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
     """The log ``batchloom``, whose every line about synthetic data says that it is."""
     if any(isinstance(store, Store) and store.contents.synthetic for store in stores):
-        return _Synthetic(_LOG)
+        return _SyntheticLogAdapter(_LOG)
     return _LOG
 
 
 @final
-class _Synthetic(logging.LoggerAdapter[logging.Logger]):
+class _SyntheticLogAdapter(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        return f"{msg} {_SYNTHETIC}", kwargs
+        return f"{msg} {_SYNTHETIC_LABEL}", kwargs

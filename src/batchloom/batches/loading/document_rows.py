@@ -8,29 +8,29 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from batchloom.batches.assembly import Batch, BatchCuts, Ids, Reader, assemble_rows, to_torch
-from batchloom.batches.loading.combined_store import Shelf, stores_of
+from batchloom.batches.assembly import Batch, BatchLayout, Ids, TokenReader, assemble_rows, to_torch
+from batchloom.batches.loading.combined_store import CombinedStore, stores_of
 from batchloom.batches.loading.loader import Loader
-from batchloom.batches.loading.media_rules import stream_media
-from batchloom.batches.loading.stream_steps import Streamed
-from batchloom.batches.media import BatchMedia, media_of_stores
-from batchloom.core.medium import KINDS
+from batchloom.batches.loading.media_rules import make_stream_media
+from batchloom.batches.loading.stream_steps import RawStream
+from batchloom.batches.media import BatchMedia, make_media_of_stores
+from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia
-from batchloom.store.format import are_removed
+from batchloom.store.format import mask_removed
 
-_LOOKED_AT = 1 << 20
+_MAX_CANDIDATES = 1 << 20
 # Tokens of a document that is short enough to look at beside others.
-_SHORT = 256
+_SHORT_TOKENS = 256
 # Steps of a stream that are looked at for one with media.
-_STEPS = 8
+_MAX_STREAM_STEPS = 8
 
 
-class _Documents(Protocol):
+class _DocumentSource(Protocol):
     """Documents that can be chosen by number."""
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> TokenReader:
         """Reads them."""
         ...
 
@@ -58,13 +58,13 @@ class _Documents(Protocol):
 
 
 @final
-class _OfStores:
+class _StoreDocuments:
     """The documents of stores, numbered through all of them."""
 
     def __init__(self, loader: Loader) -> None:
         self.reader = store = loader.store
         self._stores = stores_of(store)
-        self.media = media_of_stores(self._stores, loader.spec.media)
+        self.media = make_media_of_stores(self._stores, loader.spec.media)
         self.place = next(
             one.location.name for one in self._stores if StoreMedia(one).processor is not None
         )
@@ -75,7 +75,7 @@ class _OfStores:
                     [n for edit in loader.plan.edits for n in edit.ban.get(name, ())], np.int64
                 )
             )
-            for name in (store.stores if isinstance(store, Shelf) else loader.plan.stores)
+            for name in (store.stores if isinstance(store, CombinedStore) else loader.plan.stores)
         ]
 
     def with_media(self, longest: int) -> list[int]:
@@ -92,7 +92,7 @@ class _OfStores:
         return [
             number
             for store, first, banned in every
-            for number in islice(_short_documents(store, first, longest, banned), 2)
+            for number in islice(_iter_short_documents(store, first, longest, banned), 2)
         ]
 
     def lengths(self, documents: Sequence[int]) -> Ids:
@@ -105,14 +105,14 @@ class _OfStores:
 
 
 @final
-class _OfStream:
+class _StreamDocuments:
     """The documents of a rank's first step of a stream, or of the first of a few that holds media.
 
     The stream stays open for as long as they may be asked for: what is laid aside of them goes with it.
     """
 
-    def __init__(self, stream: Streamed, loader: Loader) -> None:
-        made = stream_media(stream, loader.spec, None)
+    def __init__(self, stream: RawStream, loader: Loader) -> None:
+        made = make_stream_media(stream, loader.spec, None)
         if made is None:
             raise AssertionError("asked of data with media alone")
         self.media, self.place = made, stream.origin
@@ -120,7 +120,7 @@ class _OfStream:
         begin = stream.begin(ranks.rank, ranks.world_size)
         steps = stream.open(ranks.rank, ranks.world_size, begin)
         weakref.finalize(self, steps.close)
-        for step in range(min(_STEPS, stream.steps)):
+        for step in range(min(_MAX_STREAM_STEPS, stream.steps)):
             self.reader, rows = steps.take(step)
             self._seen = {one.span: one.medium.kind for one in made.find(self.reader, rows)}
             if self._seen:
@@ -129,7 +129,7 @@ class _OfStream:
 
     def with_media(self, longest: int) -> list[int]:
         found = []
-        for kind in KINDS:
+        for kind in MEDIUM_KINDS:
             spans = [span for span, one in self._seen.items() if one == kind]
             fit = [span for span in spans if self._lengths[span] <= longest]
             if fit:
@@ -148,7 +148,7 @@ class _OfStream:
 
 
 @final
-class Chosen:
+class DocumentRows:
     """Makes batches of documents that are asked for by number, outside of any plan.
 
     Documents are numbered through all stores of the loader, in their order; of a stream those of a first step.
@@ -162,8 +162,8 @@ class Chosen:
 
     def __init__(self, loader: Loader) -> None:
         stream = loader.stream
-        self._documents: _Documents = (
-            _OfStores(loader) if stream is None else _OfStream(stream, loader)
+        self._documents: _DocumentSource = (
+            _StoreDocuments(loader) if stream is None else _StreamDocuments(stream, loader)
         )
         self._reader, self._media = self._documents.reader, self._documents.media
 
@@ -184,7 +184,7 @@ class Chosen:
         The same one may stand there twice.
         """
         seen = self.with_media(longest)
-        short = max([_SHORT, *self._documents.lengths(seen).tolist()])
+        short = max([_SHORT_TOKENS, *self._documents.lengths(seen).tolist()])
         found = [*seen, *self._documents.first(min(short, longest))] or self._documents.first(
             longest
         )
@@ -196,7 +196,7 @@ class Chosen:
                 room -= length
         return numbers if len(numbers) > 1 else numbers * 2
 
-    def misfit(self, model: Any, longest: int) -> str:
+    def describe_media_mismatch(self, model: Any, longest: int) -> str:
         """What the media of the data are to a model that is not made for them, in words; empty where it is.
 
         Args:
@@ -246,15 +246,15 @@ class Chosen:
         none = np.zeros_like(documents)
         built = Rows(pointers, none.astype(np.int32), documents, none, lengths, places)
         arrays = assemble_rows(self._reader, built, seq_len or int(sizes.max()), "aligned")
-        cuts = BatchCuts(pointers, lengths, places, 1, "aligned", sliced=False)
+        cuts = BatchLayout(pointers, lengths, places, 1, "aligned", sliced=False)
         cuts = self._media.begin(arrays, self._reader, built, cuts, varlen=False).finish()
         return Batch(to_torch(arrays), cuts=cuts)
 
 
-def _short_documents(store: Store, first: int, longest: int, banned: Ids) -> Iterator[int]:
+def _iter_short_documents(store: Store, first: int, longest: int, banned: Ids) -> Iterator[int]:
     """Documents of 2 to ``longest`` tokens that are served, numbered from ``first`` on."""
-    for start in range(0, len(store), _LOOKED_AT):
-        lengths = store.lengths.slice(start, min(len(store), start + _LOOKED_AT))
+    for start in range(0, len(store), _MAX_CANDIDATES):
+        lengths = store.lengths.slice(start, min(len(store), start + _MAX_CANDIDATES))
         fit = start + np.flatnonzero((lengths > 1) & (lengths <= longest))
-        left_out = are_removed(store.contents.removed, fit) | np.isin(fit, banned)
+        left_out = mask_removed(store.contents.removed, fit) | np.isin(fit, banned)
         yield from (first + fit[~left_out]).tolist()

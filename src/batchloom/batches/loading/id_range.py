@@ -3,13 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading.combined_store import Shelf
+from batchloom.batches.loading.combined_store import CombinedStore
 from batchloom.core.errors import StoreError
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
 
 
-def refuse_beyond(store: Store | Shelf, ids: NDArray[np.int64], rows: Rows) -> None:
+def check_id_range(store: Store | CombinedStore, ids: NDArray[np.int64], rows: Rows) -> None:
     """Refuse ids that the vocabulary does not have, negative ones too, before they are served.
 
     Raises:
@@ -18,7 +18,7 @@ def refuse_beyond(store: Store | Shelf, ids: NDArray[np.int64], rows: Rows) -> N
     # As unsigned a negative id is the largest, so that one pass tells both.
     if store.vocab_size is None or int(ids.view(np.uint64).max()) < store.vocab_size:
         return
-    name_of = store.shard_of if isinstance(store, Shelf) else store.shards.name_of
+    name_of = store.shard_of if isinstance(store, CombinedStore) else store.shards.name_of
     pieces = store.read(rows.documents, rows.starts, rows.lengths)
     for document, piece in zip(rows.documents.tolist(), pieces, strict=True):
         wide = piece.astype(np.int64)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-from batchloom.batches.loading.stream_steps import Steps
+from batchloom.batches.loading.stream_steps import StepFeed
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +19,7 @@ class Iteration:
 
     next_step: int
     taken: int = 0
-    steps: Steps | None = None
+    steps: StepFeed | None = None
 
 
 @final
@@ -49,11 +49,11 @@ class Iterations:
         return self._latest.next_step if self._latest else self.next_step
 
     @property
-    def steps(self) -> Steps | None:
+    def steps(self) -> StepFeed | None:
         """What the iteration that gave the last batch takes its steps of; None but of a stream."""
         return self._latest.steps if self._latest else None
 
-    def beyond(self, ahead: int) -> int:
+    def first_step_not_made(self, ahead: int) -> int:
         """The first step that is not made yet where each iteration makes so many ahead."""
         return max([self._given, *(run.next_step + ahead for run in list(self._running))])
 
@@ -62,13 +62,13 @@ class Iterations:
         self._start, self.resumed, self._latest, self._given = step, True, None, step
         self.untracked = False
 
-    def begin(self, first: int, steps: Steps | None = None) -> Iteration:
+    def begin(self, first: int, steps: StepFeed | None = None) -> Iteration:
         """Note that an iteration begins."""
         run = Iteration(first, steps=steps)
         self._running.append(run)
         return run
 
-    def gave(self, run: Iteration, step: int) -> None:
+    def record_batch(self, run: Iteration, step: int) -> None:
         """Note that an iteration gives the batch of a step."""
         run.taken += 1
         run.next_step = step + 1
@@ -83,7 +83,7 @@ class Iterations:
         run, step = self.begin(first), first
         try:
             while has_step(step):
-                self.gave(run, step)
+                self.record_batch(run, step)
                 yield step
                 step += 1
             self.resumed = False

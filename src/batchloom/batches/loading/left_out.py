@@ -3,14 +3,14 @@
 import threading
 from collections.abc import Mapping
 
-from batchloom.batches.loading.data_source import log_of
+from batchloom.batches.loading.data_source import make_data_logger
 from batchloom.plan import Plan
 from batchloom.plan.order import SOURCE, SourceOrder
 from batchloom.store import Store
-from batchloom.store.read import holds_media
+from batchloom.store.read import has_media
 
 # Counting reads every length: up to so many documents that takes a few milliseconds.
-_AT_ONCE = 1 << 20
+_MAX_INLINE_COUNT = 1 << 20
 
 
 def announce_left_out(plan: Plan, gone: Mapping[str, tuple[int, ...]]) -> bool:
@@ -25,56 +25,56 @@ def announce_left_out(plan: Plan, gone: Mapping[str, tuple[int, ...]]) -> bool:
     """
     for name, numbers in gone.items():
         store = plan.stores[name]
-        log_of(store).warning(
+        make_data_logger(store).warning(
             "%s of %s documents of %s are served as padding: their images or audio are gone (MediaOptions.replace).",
             f"{len(numbers):,}",
             f"{store.lengths.size:,}",
             store.location.name if isinstance(store, Store) else name,
         )
-    leaving = _leaving(plan)
-    if sum(order.pools.documents for order in leaving) <= _AT_ONCE:
-        _tell_numbers(plan)
+    leaving = _sources_dropping_overlong(plan)
+    if sum(order.pools.documents for order in leaving) <= _MAX_INLINE_COUNT:
+        _log_left_out_counts(plan)
         return False
     for order in leaving:
         rule = order.spec.overlong
-        log_of(order.store).warning(
+        make_data_logger(order.store).warning(
             "overlong=%r leaves out %s%s longer than seq_len %d; plan.left_out() counts them, and %s keeps them.",
             rule,
             "documents" if rule == "drop" else "the ends of documents",
-            _whose(order),
+            _describe_source(order),
             order.spec.seq_len,
-            _keeps(order),
+            _suggest_overlong_remedy(order),
         )
     return True
 
 
-def _leaving(plan: Plan) -> list[SourceOrder]:
+def _sources_dropping_overlong(plan: Plan) -> list[SourceOrder]:
     """The sources that leave out what is too long."""
     return [order for order in plan.orders.latest() if order.spec.overlong in ("drop", "truncate")]
 
 
-def _whose(order: SourceOrder) -> str:
+def _describe_source(order: SourceOrder) -> str:
     return "" if order.name == SOURCE else f" of {order.name!r}"
 
 
-def _keeps(order: SourceOrder) -> str:
+def _suggest_overlong_remedy(order: SourceOrder) -> str:
     """What would keep documents that are left out."""
-    media = isinstance(order.store, Store) and holds_media(order.store)
+    media = isinstance(order.store, Store) and has_media(order.store)
     return "a larger seq_len" if media else "overlong='split'"
 
 
-def announce_cut(plan: Plan) -> None:
+def announce_split_conversations(plan: Plan) -> None:
     """Tell that conversations are cut, where a store of texts and conversations has long documents."""
     for order in plan.orders.latest():
         store, spec = order.store, order.spec
         if not (isinstance(store, Store) and store.contents.mixed and spec.overlong == "split"):
             continue
-        if order.pools.documents > _AT_ONCE or order.pools.longest() > spec.seq_len:
-            log_of(store).warning(
+        if order.pools.documents > _MAX_INLINE_COUNT or order.pools.longest() > spec.seq_len:
+            make_data_logger(store).warning(
                 "The store%s holds texts and conversations, and its documents longer than seq_len %d are cut, "
                 "conversations too: overlong='drop' leaves all of them out; prepare --max-tokens %d leaves out "
                 "conversations alone.",
-                _whose(order),
+                _describe_source(order),
                 spec.seq_len,
                 spec.seq_len,
             )
@@ -83,22 +83,22 @@ def announce_cut(plan: Plan) -> None:
 def count_left_out(plan: Plan) -> None:
     """Count in a thread of its own, and tell."""
     threading.Thread(
-        target=_tell_numbers, args=(plan,), name="batchloom-left-out", daemon=True
+        target=_log_left_out_counts, args=(plan,), name="batchloom-left-out", daemon=True
     ).start()
 
 
-def _tell_numbers(plan: Plan) -> None:
-    for order in _leaving(plan):
+def _log_left_out_counts(plan: Plan) -> None:
+    for order in _sources_dropping_overlong(plan):
         left_out, spec = order.pools.left_out(), order.spec
         if left_out.tokens:
-            log_of(order.store).warning(
+            make_data_logger(order.store).warning(
                 "overlong=%r leaves %s of %s documents%s and %s tokens out of every epoch, as longer than seq_len "
                 "%d; %s keeps them.",
                 spec.overlong,
                 f"{left_out.documents:,}",
                 f"{order.pools.documents:,}",
-                _whose(order),
+                _describe_source(order),
                 f"{left_out.tokens:,}",
                 spec.seq_len,
-                _keeps(order),
+                _suggest_overlong_remedy(order),
             )

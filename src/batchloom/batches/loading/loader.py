@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assembly import (
     DEFAULT_BATCH_OPTIONS,
-    IGNORE,
-    READ_AS_USUAL,
+    DEFAULT_MEDIA_SPEC,
+    IGNORE_INDEX,
     Augment,
     Batch,
     BatchOptions,
@@ -24,68 +24,80 @@ from batchloom.batches.assembly import (
     Labels,
     MediaOptions,
     Output,
-    Reader,
-    Staged,
+    StagedBatch,
+    TokenReader,
+    add_augment_state,
     make_augmentation,
-    stage_of,
-    with_augment,
-    without_augment,
+    make_stager,
+    remove_augment_state,
 )
-from batchloom.batches.loading.combined_store import Shelf, is_replicated, stores_of
-from batchloom.batches.loading.data_source import origin_of
-from batchloom.batches.loading.id_range import refuse_beyond
+from batchloom.batches.loading.combined_store import CombinedStore, is_replicated, stores_of
+from batchloom.batches.loading.data_source import describe_data_source
+from batchloom.batches.loading.id_range import check_id_range
 from batchloom.batches.loading.iterations import Iterations
-from batchloom.batches.loading.left_out import announce_cut, announce_left_out, count_left_out
+from batchloom.batches.loading.left_out import (
+    announce_left_out,
+    announce_split_conversations,
+    count_left_out,
+)
 from batchloom.batches.loading.loader_data import (
-    Data,
-    named_by,
-    plan_of,
-    refuse_other_generation,
-    store_of,
+    LoaderData,
+    check_generation,
+    find_tokenizer_source,
+    make_loader_plan,
+    make_plan_store,
 )
 from batchloom.batches.loading.loader_options import (
     DEFAULT_PLAN_OPTIONS,
+    PlanArguments,
     PlanOptions,
-    PlanRequest,
     refuse_other_types,
 )
-from batchloom.batches.loading.media_rules import batch_media, refuse_cut_by_edit, stream_media
-from batchloom.batches.loading.pool_tables import count_once_a_node, load_tables, wait_for_tables
+from batchloom.batches.loading.media_rules import (
+    check_edit_keeps_media,
+    make_store_media,
+    make_stream_media,
+)
+from batchloom.batches.loading.pool_tables import (
+    load_tables,
+    start_counting_once_per_node,
+    wait_for_tables,
+)
 from batchloom.batches.loading.rank_share import (
-    Share,
-    filled_up,
-    make_arrays,
-    measured,
-    rank_rows,
-    refuse_undealt,
-    share_of,
-    trained_tokens,
-    whole_step,
+    RankShare,
+    as_step,
+    assemble_arrays,
+    check_shares_after_edits,
+    count_trained_tokens,
+    make_rank_share,
+    measure_imbalance,
+    pad_rank_rows,
+    select_rank_rows,
 )
 from batchloom.batches.loading.remote_fetch import (
-    Fetching,
-    Found,
-    blocks_of,
+    RemotePrefetcher,
+    StepRows,
+    compute_step_sizes,
     fetch_rows,
-    rows_of,
-    sizes_of,
+    get_block_sizes,
+    make_step_rows_function,
 )
 from batchloom.batches.loading.row_costs import RowCosts
 from batchloom.batches.loading.stream_steps import (
-    Streamed,
-    Streaming,
-    done_with,
-    no_step,
-    streaming,
+    RawStream,
+    StreamCursor,
+    open_stream_cursor,
+    random_access_error,
+    release_step,
 )
 from batchloom.batches.loading.world import find_world
-from batchloom.batches.media import replacing, resumed
-from batchloom.batches.producer_thread import Begun, in_turn, reserve
+from batchloom.batches.media import replace_missing_documents, resume_with_missing
+from batchloom.batches.producer_thread import PendingItem, iter_in_order, reserve_allocator_blocks
 from batchloom.core.errors import PlanError, StateError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Edit, Plan, PlanSpec
 from batchloom.plan.order import DATA_PARALLEL, Imbalance, refuse_past_end
-from batchloom.plan.packing import Overlong, Rows
+from batchloom.plan.packing import OverlongMode, Rows
 from batchloom.store import Store
 
 
@@ -144,12 +156,12 @@ class Loader:
 
     def __init__(
         self,
-        data: Data,
+        data: LoaderData,
         *,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
         packing: str = "best_fit",
-        overlong: Overlong | None = None,
+        overlong: OverlongMode | None = None,
         seed: int = 0,
         shuffle: bool = True,
         epochs: int | None = None,
@@ -164,10 +176,10 @@ class Loader:
         plan: PlanOptions = DEFAULT_PLAN_OPTIONS,
         batch: BatchOptions = DEFAULT_BATCH_OPTIONS,
         augment: Augment | Mapping[str, Any] | None = None,
-        media: MediaOptions = READ_AS_USUAL,
+        media: MediaOptions = DEFAULT_MEDIA_SPEC,
     ) -> None:
         refuse_other_types(plan, batch)
-        request = PlanRequest(
+        request = PlanArguments(
             seq_len=seq_len,
             global_batch_size=global_batch_size,
             packing=packing,
@@ -178,7 +190,7 @@ class Loader:
             steps=steps,
             options=plan,
         )
-        self.plan = plan_of(data, request)
+        self.plan = make_loader_plan(data, request)
         rank, world_size = find_world(rank, world_size)
         self.spec = BatchSpec(
             labels=labels,
@@ -194,29 +206,31 @@ class Loader:
             device=None if device is None else str(device),
             media=media,
         )
-        self.plan, self.replaced = replacing(self.plan, media.replace)
-        self._stage, self.costs = stage_of(self.spec), RowCosts()
+        self.plan, self.replaced = replace_missing_documents(self.plan, media.replace)
+        self._stage, self.costs = make_stager(self.spec), RowCosts()
         self._balance = self.costs if batch.balance else None
         self._turn = threading.RLock()
         # For the thread that fetches: who packs a pool holds the plan, and its lengths may be on their way.
         self._beside = self.plan
         self._iterations, self._told = Iterations(), False
         self._cuts_all = overlong is None and not isinstance(data, Plan)  # and nobody has said so
-        self._stream = streaming(data, self.spec) if isinstance(data, Streamed) else None
-        self.augmentation = make_augmentation(augment, named_by(data, self.plan), labels)
+        self._stream = open_stream_cursor(data, self.spec) if isinstance(data, RawStream) else None
+        self.augmentation = make_augmentation(
+            augment, find_tokenizer_source(data, self.plan), labels
+        )
         if self._stream is not None:
-            self.media = stream_media(self._stream.stream, self.spec, augment)
+            self.media = make_stream_media(self._stream.stream, self.spec, augment)
         else:
-            self.store: Store | Shelf = store_of(self.plan)
-            self.media = batch_media(self._stores(), self.plan, self.spec, augment)
+            self.store: Store | CombinedStore = make_plan_store(self.plan)
+            self.media = make_store_media(self._stores(), self.plan, self.spec, augment)
         self.holds_media = self.media is not None
         self.share_at(0)
         if self._stream is None:
-            _LOADERS.add(self)
+            _OPEN_LOADERS.add(self)
             load_tables(self.plan)
 
     @property
-    def stream(self) -> Streamed | None:
+    def stream(self) -> RawStream | None:
         """The stream that is read, which has no step on its own; None of a plan."""
         return None if self._stream is None else self._stream.stream
 
@@ -230,7 +244,7 @@ class Loader:
         """Where the data comes from, as log lines and batches say it."""
         if self._stream is not None:
             return self._stream.stream.origin
-        return origin_of(*(self.plan.stores.values()))
+        return describe_data_source(*(self.plan.stores.values()))
 
     def __iter__(self) -> Iterator[Batch]:
         if self._stream is not None:
@@ -244,30 +258,30 @@ class Loader:
             first: where to begin, if not where the next iteration would.
         """
         if self._stream is not None:
-            raise no_step("0")
+            raise random_access_error("0")
 
         def has_step(step: int) -> bool:
             return self.plan.has_step(step)  # of the plan as edits leave it
 
         return self._iterations.walk(self.next_step if first is None else first, has_step)
 
-    def _iterate_stream(self, stream: Streaming, first: int) -> Iterator[Batch]:
+    def _iterate_stream(self, stream: StreamCursor, first: int) -> Iterator[Batch]:
         steps = stream.open(resumed=self._iterations.resumed)
         run = self._iterations.begin(first, steps)
         share, size = self.share_at(0), self.plan.spec.global_batch_size
 
-        def begin(step: int) -> Begun[Staged] | None:
+        def begin(step: int) -> PendingItem[StagedBatch] | None:
             if step >= stream.stream.steps:
                 return None
             reader, rows = steps.take(step)
             positions = np.arange(share.place.rank, size, share.place.world_size) + step * size
-            begun = self._assembled(reader, *filled_up(rows, positions, share), step)
-            return begun.then(partial(done_with, steps, step))
+            begun = self._assemble_batch(reader, *pad_rank_rows(rows, positions, share), step)
+            return begun.then(partial(release_step, steps, step))
 
-        made = in_turn(begin, first, self.spec.prefetch, together=self.media is not None)
+        made = iter_in_order(begin, first, self.spec.prefetch, together=self.media is not None)
         try:
-            for batch in map(Staged.taken, made):
-                self._iterations.gave(run, batch.step)
+            for batch in map(StagedBatch.taken, made):
+                self._iterations.record_batch(run, batch.step)
                 yield batch
             self._iterations.resumed = False
         finally:
@@ -279,9 +293,9 @@ class Loader:
         uncounted = self.announce()
         try:
             if self.spec.prefetch:
-                count_once_a_node(self.plan)
-            for batch in map(Staged.taken, self._batches(first)):
-                self._iterations.gave(run, batch.step)
+                start_counting_once_per_node(self.plan)
+            for batch in map(StagedBatch.taken, self._batches(first)):
+                self._iterations.record_batch(run, batch.step)
                 if run.taken == 1 and uncounted:
                     count_left_out(self.plan)
                 yield batch
@@ -289,18 +303,18 @@ class Loader:
         finally:
             self._iterations.left(run)
 
-    def _batches(self, first: int) -> Iterator[Staged]:
+    def _batches(self, first: int) -> Iterator[StagedBatch]:
         if self.spec.prefetch:
             batch = 3 * 8 * self.share_at(0).rows * self.plan.spec.seq_len
-            reserve((self.spec.prefetch + 2) * batch)
-        if self.spec.prefetch and self._is_far:
+            reserve_allocator_blocks((self.spec.prefetch + 2) * batch)
+        if self.spec.prefetch and self._is_remote:
             yield from self._fetched(first)
             return
         together = self.media is not None
-        yield from in_turn(self._next, first, self.spec.prefetch, together=together)
+        yield from iter_in_order(self._next, first, self.spec.prefetch, together=together)
 
     @cached_property
-    def _is_far(self) -> bool:
+    def _is_remote(self) -> bool:
         """Whether any of the stores lies elsewhere."""
         return any(store.location.is_remote for store in self._stores())
 
@@ -308,20 +322,20 @@ class Loader:
         """The open stores, in the order of the numbers rows have for them."""
         return stores_of(self.store)
 
-    def _fetched(self, first: int) -> Iterator[Staged]:
+    def _fetched(self, first: int) -> Iterator[StagedBatch]:
         """The batches of stores that lie elsewhere, whose coming steps are fetched meanwhile."""
         # Not while an edit is at it: rows looked up ahead have to be of the plan that batches are made of.
         with self._turn:
             plan = self._beside = copy.copy(self.plan)
-        fetching, over = self._fetching(plan, first), False
+        fetching, over = self._make_prefetcher(plan, first), False
 
-        def begin(step: int) -> Begun[Staged] | None:
+        def begin(step: int) -> PendingItem[StagedBatch] | None:
             nonlocal plan, fetching
             if self._beside is not plan:
                 # What was fetched ahead is of the order before an edit.
                 fetching.end()
                 plan = self._beside
-                fetching = self._fetching(plan, step)
+                fetching = self._make_prefetcher(plan, step)
                 if over:
                     fetching.end()
             fetching.reach(step)
@@ -329,16 +343,22 @@ class Loader:
 
         try:
             # One by one: a cache that holds little is to hold what is needed next.
-            yield from in_turn(begin, first, self.spec.prefetch, together=False)
+            yield from iter_in_order(begin, first, self.spec.prefetch, together=False)
         finally:
             # The producer is not waited for, and may begin another thread now.
             over = True
             fetching.end()
 
-    def _fetching(self, plan: Plan, first: int) -> Fetching:
+    def _make_prefetcher(self, plan: Plan, first: int) -> RemotePrefetcher:
         """What has the steps of a plan fetched from one on."""
-        rows = rows_of(plan, self._share, self._balance)
-        return Fetching(self._stores(), blocks_of(plan), rows, first, sizes_of(plan, self._share))
+        rows = make_step_rows_function(plan, self._share, self._balance)
+        return RemotePrefetcher(
+            self._stores(),
+            get_block_sizes(plan),
+            rows,
+            first,
+            compute_step_sizes(plan, self._share),
+        )
 
     def __repr__(self) -> str:
         place = self.share_at(self.next_step).place
@@ -354,11 +374,11 @@ class Loader:
 
     def __getitem__(self, asked: int) -> Batch:
         if self._stream is not None:
-            raise no_step(shown(asked))
-        step = whole(asked)
+            raise random_access_error(quote_value(asked))
+        step = as_int(asked)
         if step is None:
             raise TypeError(
-                f"Steps are taken one by one, by a whole number, not by {shown(asked)}: "
+                f"Steps are taken one by one, by a whole number, not by {quote_value(asked)}: "
                 "[loader[step] for step in range(2)]"
             )
         if self.plan.spec.steps is None:
@@ -370,7 +390,7 @@ class Loader:
                 f"There is no step {asked}: there are {self.plan.steps:,}, numbered from 0 to "
                 f"{self.plan.steps - 1}."
             )
-        if not self.plan.orders.counted and step > 0:
+        if not self.plan.orders.is_counted and step > 0:
             self._wait()
         return self.batch(step)
 
@@ -381,33 +401,33 @@ class Loader:
             SettingsError: no number of a step.
         """
         if self._stream is not None:
-            raise no_step(str(step))
+            raise random_access_error(str(step))
         return self._begun(step).finish().taken()
 
-    def _begun(self, step: int) -> Begun[Staged]:
+    def _begun(self, step: int) -> PendingItem[StagedBatch]:
         # An edit waits until it is known what the batch holds: that is one plan's, and one store's.
         with self._turn:
             share = self.share_at(step)
-            found = rank_rows(self.plan, step, share, self._balance)
-            if not self.spec.prefetch and self._is_far:
-                fetch_rows(self._stores(), blocks_of(self.plan), found[0])
-            return self._batch_of(step, found)
+            found = select_rank_rows(self.plan, step, share, self._balance)
+            if not self.spec.prefetch and self._is_remote:
+                fetch_rows(self._stores(), get_block_sizes(self.plan), found[0])
+            return self._begin_batch(step, found)
 
-    def _batch_of(self, step: int, found: Found) -> Begun[Staged]:
+    def _begin_batch(self, step: int, found: StepRows) -> PendingItem[StagedBatch]:
         """The batch of rows of a step."""
-        return self._assembled(self.store, self._numbered(found[0]), found[1], step)
+        return self._assemble_batch(self.store, self._numbered(found[0]), found[1], step)
 
-    def _assembled(
-        self, reader: Reader, rows: Rows, positions: NDArray[np.int64], step: int
-    ) -> Begun[Staged]:
+    def _assemble_batch(
+        self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
+    ) -> PendingItem[StagedBatch]:
         """A batch of rows, of which each has a position in the run; when finished it is on its way to its device."""
         context = self.share_at(step).place.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
-        arrays, cuts = make_arrays(reader, rows, spec, self.spec, context, augment)
+        arrays, cuts = assemble_arrays(reader, rows, spec, self.spec, context, augment)
         if self._stream is None:
-            refuse_beyond(self.store, arrays["input_ids"], rows)
-        begun = Begun(lambda: cuts)
+            check_id_range(self.store, arrays["input_ids"], rows)
+        begun = PendingItem(lambda: cuts)
         if self.media is not None:
             varlen = self.spec.form == "varlen"
             begun = self.media.begin(arrays, reader, rows, cuts, varlen=varlen)
@@ -419,70 +439,72 @@ class Loader:
         Every rank finds out by itself, of the plan and of masks. Of a stream nobody knows the other ranks' rows.
         """
         if self._stream is not None:
-            raise no_step(str(step))
+            raise random_access_error(str(step))
         # An edit in between would give rows of one plan to the store of another.
         with self._turn:
             if is_replicated(self.store):
                 share = self.share_at(step)
-                rows, _ = rank_rows(self.plan, step, share, self._balance)
-                return share.place.world_size * trained_tokens(self.store, self._numbered(rows))
+                rows, _ = select_rank_rows(self.plan, step, share, self._balance)
+                return share.place.world_size * count_trained_tokens(
+                    self.store, self._numbered(rows)
+                )
             start, stop = self.plan.positions_of(step)
             rows = self._numbered(self.plan.rows(start, stop))
             if self.augmentation and self.augmentation.drops_loss:
                 # Which tokens keep their loss is drawn for each: they are looked at.
                 augment = (self.augmentation, np.arange(start, stop))
                 whole = replace(self.spec, mesh=DATA_PARALLEL)
-                arrays, _ = make_arrays(
+                arrays, _ = assemble_arrays(
                     self.store, rows, self.plan.spec_at(step), whole, 0, augment
                 )
-                return int((arrays["labels"] != IGNORE).sum())
-            return trained_tokens(self.store, rows)
+                return int((arrays["labels"] != IGNORE_INDEX).sum())
+            return count_trained_tokens(self.store, rows)
 
     def tokens(self, step: int) -> int:
         """Tokens of this rank's rows of a step; of a stream, of one that was given."""
         if self._stream is None:
-            rows, _ = rank_rows(self.plan, step, self.share_at(step), self._balance)
+            rows, _ = select_rank_rows(self.plan, step, self.share_at(step), self._balance)
             return int(rows.lengths.sum())
         steps = self._iterations.steps
         if steps is None:
-            raise no_step(str(step))
+            raise random_access_error(str(step))
         return steps.tokens(step)
 
     def imbalance(self, step: int) -> Imbalance:
         """How unevenly the cost of a step, or of its media, lies on ranks, in stretches and as it is dealt."""
         if self._stream is not None:
-            raise no_step(str(step))
+            raise random_access_error(str(step))
         share, balance = self.share_at(step), self.spec.balance
-        return measured(self.plan, step, share, self.costs, balance=balance)
+        return measure_imbalance(self.plan, step, share, self.costs, balance=balance)
 
     def _spec_at(self, step: int) -> PlanSpec:
         """The settings that hold at a step."""
-        step = whole_step(step)
+        step = as_step(step)
         return self.plan.spec if self._stream is not None else self.plan.spec_at(step)
 
-    def share_at(self, step: int) -> Share:
+    def share_at(self, step: int) -> RankShare:
         """This process's share of a step, which edits may change."""
         return self._share(self._spec_at(step))
 
-    def _share(self, plan: PlanSpec) -> Share:
+    def _share(self, plan: PlanSpec) -> RankShare:
         """This process's share of the steps of these settings."""
-        return share_of(
+        return make_rank_share(
             plan, self.spec, replicated=self._stream is None and is_replicated(self.store)
         )
 
     def _numbered(self, rows: Rows) -> Rows:
         """The rows as the store numbers its documents."""
-        return self.store.numbered(rows) if isinstance(self.store, Shelf) else rows
+        return self.store.number_documents(rows) if isinstance(self.store, CombinedStore) else rows
 
     @property
-    def first_to_edit(self) -> int:
+    def first_editable_step(self) -> int:
         """The first step that an edit may change: the same on every rank that was given as many batches.
 
         It goes by what was handed out, never by how fast a thread makes steps ahead: the step after the last one
         given, and while an iteration goes on ``prefetch`` + 1 more, the most that can be made by then; with
         ``group_by_length`` the first of a window.
         """
-        made = self._iterations.beyond(self.spec.prefetch + 1)
+        made = self._iterations.first_step_not_made(self.spec.prefetch + 1)
         window = max(self.plan.spec.group_by_length, 1)
         return -(-made // window) * window
 
@@ -506,16 +528,16 @@ class Loader:
                 "A stream cannot be edited: its order is that of its input. Prepare the data for that."
             )
         with self._turn:
-            if edit.step < self.first_to_edit:
+            if edit.step < self.first_editable_step:
                 raise PlanError(
                     f"Step {edit.step} was given, or may have been made ahead (prefetch {self.spec.prefetch}); the "
-                    f"first that can change is {self.first_to_edit}."
+                    f"first that can change is {self.first_editable_step}."
                 )
             plan = self.plan.edited(edit)
         refuse_past_end(edit, plan.spec.steps)
-        refuse_undealt(plan, self.spec)
+        check_shares_after_edits(plan, self.spec)
         if self.holds_media and edit.seq_len is not None:
-            refuse_cut_by_edit(plan)
+            check_edit_keeps_media(plan)
         return plan
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -525,7 +547,7 @@ class Loader:
             )
         return _open_copy, (LoaderTemplate.of(self), self.state_dict())
 
-    def renew(self) -> None:
+    def reset_locks_after_fork(self) -> None:
         """Have locks of its own, after a fork: what another thread held is held for ever."""
         self._turn = threading.RLock()
         self.plan = copy.copy(self.plan)
@@ -533,14 +555,14 @@ class Loader:
     def _use(self, plan: Plan) -> None:
         """Go on by another plan of the same stores; the lock is held."""
         # Before anybody else has the plan, so that it stands still.
-        beside = copy.copy(plan) if self._is_far else plan
-        self.store = store_of(plan)
+        beside = copy.copy(plan) if self._is_remote else plan
+        self.store = make_plan_store(plan)
         self.plan = plan
         self._beside = beside
 
     def _next(
-        self, step: int, looked: tuple[Plan, Found | None] | None = None
-    ) -> Begun[Staged] | None:
+        self, step: int, looked: tuple[Plan, StepRows | None] | None = None
+    ) -> PendingItem[StagedBatch] | None:
         """The batch of a step; None behind the last.
 
         Args:
@@ -551,7 +573,7 @@ class Loader:
             found = looked[1] if looked and looked[0] is self._beside else None
             if found is None and not self.plan.has_step(step):
                 return None
-            return self._begun(step) if found is None else self._batch_of(step, found)
+            return self._begun(step) if found is None else self._begin_batch(step, found)
 
     @property
     def next_step(self) -> int:
@@ -580,15 +602,15 @@ class Loader:
         if self._stream is not None:
             resumed = self._iterations.resumed
             state = self._stream.state(step, self._iterations.steps, resumed=resumed)
-            return with_augment(state, self.augmentation)
+            return add_augment_state(state, self.augmentation)
         return self.state_at(step)
 
     def state_at(self, step: int) -> dict[str, Any]:
         """The state before a step, for trainers that count steps and fetch ahead; raises as ``batch`` does."""
         if self._stream is not None:
-            raise no_step(shown(step))
-        state = self.plan.state(self.plan.positions_of(whole_step(step))[0])
-        return with_augment(state, self.augmentation)
+            raise random_access_error(quote_value(step))
+        state = self.plan.state(self.plan.positions_of(as_step(step))[0])
+        return add_augment_state(state, self.augmentation)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken, on any rank of any world size.
@@ -597,16 +619,16 @@ class Loader:
             StateError: the state is of another store, tokenizer, plan or augmentation; names each field that differs.
         """
         if self._stream is not None:
-            step = self._stream.resume(without_augment(state, self.augmentation))
+            step = self._stream.resume(remove_augment_state(state, self.augmentation))
             self._iterations.load(step)
             return
         for name, store in self.plan.stores.items():
             if isinstance(store, Store):
-                refuse_other_generation(store, state, name)
-        state = without_augment(state, self.augmentation)
-        plan, position = resumed(self.plan, self.replaced, state)
+                check_generation(store, state, name)
+        state = remove_augment_state(state, self.augmentation)
+        plan, position = resume_with_missing(self.plan, self.replaced, state)
         if plan is not self.plan:
-            refuse_undealt(plan, self.spec)
+            check_shares_after_edits(plan, self.spec)
             with self._turn:
                 self._use(plan)
         step, inside = plan.orders.course.step_at(position)
@@ -629,7 +651,7 @@ class Loader:
         if told or self.spec.rank or not isinstance(self.plan, Plan):
             return False
         if self._cuts_all:
-            announce_cut(self.plan)
+            announce_split_conversations(self.plan)
         return announce_left_out(self.plan, self.replaced)
 
 
@@ -685,12 +707,12 @@ def _open_copy(template: LoaderTemplate, state: dict[str, Any]) -> Loader:
 
 
 # A producer thread does not live on in a forked child, but the lock it held would.
-_LOADERS: "weakref.WeakSet[Loader]" = weakref.WeakSet()
+_OPEN_LOADERS: "weakref.WeakSet[Loader]" = weakref.WeakSet()
 
 
-def _after_fork() -> None:
-    for loader in _LOADERS:
-        loader.renew()
+def _reset_loaders_after_fork() -> None:
+    for loader in _OPEN_LOADERS:
+        loader.reset_locks_after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_reset_loaders_after_fork)

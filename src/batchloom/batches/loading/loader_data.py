@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from batchloom.batches.assembly import Vocabulary
-from batchloom.batches.loading.combined_store import Shelf, shelf_of
-from batchloom.batches.loading.loader_options import PlanRequest
-from batchloom.batches.loading.stream_steps import Streamed
+from batchloom.batches.assembly import TokenizerSource
+from batchloom.batches.loading.combined_store import CombinedStore, combine_stores
+from batchloom.batches.loading.loader_options import PlanArguments
+from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.core.errors import InputError, SettingsError, StateError
-from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, lane_pool_default
+from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool_size
 from batchloom.plan.order import SOURCE
-from batchloom.plan.packing import Overlong
-from batchloom.store import Store, read_stretches
-from batchloom.store.format import generation_with
-from batchloom.store.read import holds_media
+from batchloom.plan.packing import OverlongMode
+from batchloom.store import Store, read_range_bounds
+from batchloom.store.format import find_generation
+from batchloom.store.read import has_media
 
-Data = Store | Mixture | Plan | LanePlan | Streamed
+LoaderData = Store | Mixture | Plan | LanePlan | RawStream
 
 
 def first_store(stores: Mapping[str, object]) -> Store:
@@ -25,31 +25,31 @@ def first_store(stores: Mapping[str, object]) -> Store:
     Raises:
         InputError: it is only lengths.
     """
-    return next(iter(shelf_of(stores, bans=False).stores.values()))
+    return next(iter(combine_stores(stores, bans=False).stores.values()))
 
 
-def named_by(data: Data, plan: Plan) -> Vocabulary:
+def find_tokenizer_source(data: LoaderData, plan: Plan) -> TokenizerSource:
     """What says which tokenizer made the ids."""
-    if isinstance(data, Streamed):
+    if isinstance(data, RawStream):
         # Not part of that protocol: to ask whether a store is a stream would load its tokenizer.
-        return cast("Vocabulary", data)
+        return cast("TokenizerSource", data)
     return first_store(plan.stores)
 
 
-def store_of(plan: Plan) -> Store | Shelf:
+def make_plan_store(plan: Plan) -> Store | CombinedStore:
     """What batches read: the store of a plan of one, else all of them on a shelf.
 
     Raises:
         InputError: stores that are only lengths, or of preferences.
     """
-    shelf = shelf_of(plan.stores, bans=bool(plan.orders.course.bans))
+    shelf = combine_stores(plan.stores, bans=bool(plan.orders.course.bans))
     for store in shelf.stores.values():
-        refuse_preferences(store)
+        check_no_preferences(store)
     alone = not isinstance(plan.orders.data, Mixture) and not plan.orders.course.bans
     return next(iter(shelf.stores.values())) if alone else shelf
 
 
-def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
+def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
     """Refuse a state that was made on another generation of the store; any other is the plan's to judge.
 
     Raises:
@@ -63,7 +63,7 @@ def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOU
     if theirs == store.fingerprint or store.manifest is None or not store.location.on_disk:
         return
     newest = store.reader.read_manifest()
-    number = generation_with(newest, store.split, theirs, store.contents.media)
+    number = find_generation(newest, store.split, theirs, store.contents.media)
     if number is None:
         return
     # Where it was compacted away, this says so.
@@ -75,7 +75,7 @@ def refuse_other_generation(store: Store, state: dict[str, Any], name: str = SOU
     )
 
 
-def refuse_preferences(store: Store) -> None:
+def check_no_preferences(store: Store) -> None:
     """Refuse a store of preferences, of which some answers are not to be imitated.
 
     Raises:
@@ -90,19 +90,18 @@ def refuse_preferences(store: Store) -> None:
     }[store.contents.preferences]
     raise InputError(
         f"{store.location.name} holds preferences ({store.contents.preferences}): a loader would train the answers "
-        "that are not wanted, "
-        f"too. Preference trainers read them with batchloom.store.read.preference_reader. {remedy}."
+        f"that are not wanted, too. Preference trainers read them with batchloom.store.PreferencePairs. {remedy}."
     )
 
 
-def plan_of(data: Data, request: PlanRequest) -> Plan:
+def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
     """The order of a loader: the plan or stream it is given, or one made of a store or mixture.
 
     Raises:
         SettingsError: settings that are missing, or belong to the plan that is given.
         InputError: it is given something else.
     """
-    if isinstance(data, Plan | LanePlan | Streamed):
+    if isinstance(data, Plan | LanePlan | RawStream):
         given = request.given()
         if given:
             raise SettingsError(
@@ -115,9 +114,9 @@ def plan_of(data: Data, request: PlanRequest) -> Plan:
             f"Loader takes an open store, a Mixture, a Plan or a stream, not {type(data).__name__}; open a path with "
             "open_store(path)."
         )
-    spec = request.spec(usual_overlong(data) if isinstance(data, Store) else "split")
+    spec = request.spec(default_overlong(data) if isinstance(data, Store) else "split")
     if request.overlong is None and isinstance(data, Mixture):
-        data = _dropping(data)
+        data = _with_default_overlong(data)
     order: object = request.options.order
     if order == "pools":
         return Plan(data, spec)
@@ -129,27 +128,27 @@ def plan_of(data: Data, request: PlanRequest) -> Plan:
         )
         raise SettingsError([f"order: {wrong}"])
     media = data.manifest is not None and data.manifest.processor is not None
-    spec = replace(spec, pool_size=spec.pool_size or lane_pool_default(media=media))
-    repeated = LanePlan(data, spec, lanes=spec.lanes, bounds=read_stretches(data))
+    spec = replace(spec, pool_size=spec.pool_size or choose_lane_pool_size(media=media))
+    repeated = LanePlan(data, spec, lanes=spec.lanes, bounds=read_range_bounds(data))
     return cast("Plan", repeated)
 
 
-def usual_overlong(store: Store) -> Overlong:
+def default_overlong(store: Store) -> OverlongMode:
     """What becomes of documents that are too long where nobody says: conversations and media are never cut."""
-    return "drop" if store.contents.conversations or holds_media(store) else "split"
+    return "drop" if store.contents.conversations or has_media(store) else "split"
 
 
-def _dropping(mixture: Mixture) -> Mixture:
+def _with_default_overlong(mixture: Mixture) -> Mixture:
     """The same mixture, of which each source does with what is too long what is usual, unless it says otherwise."""
     sources = dict(mixture.sources)
     for name, store in mixture.stores.items():
         own = sources.get(name, SourceSpec())
-        if isinstance(store, Store) and usual_overlong(store) == "drop" and own.overlong is None:
+        if isinstance(store, Store) and default_overlong(store) == "drop" and own.overlong is None:
             sources[name] = replace(own, overlong="drop")
     return replace(mixture, sources=sources)
 
 
-def overlong_of(plan: Plan) -> dict[str, Overlong]:
+def get_overlong_policies(plan: Plan) -> dict[str, OverlongMode]:
     """What becomes of long documents of each source of a plan."""
     said = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
     return {

@@ -5,9 +5,9 @@ from typing import Literal
 
 from batchloom.batches.assembly import BatchOptions, BatchSpec
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import raise_problems, shown
+from batchloom.core.settings import quote_value, raise_problems
 from batchloom.plan import PlanSpec
-from batchloom.plan.packing import GROUPED, Overlong, PackingOptions
+from batchloom.plan.packing import DEFAULT_GROUPED_STEPS, OverlongMode, PackingOptions
 
 Order = Literal["pools", "lanes"]
 
@@ -33,13 +33,13 @@ DEFAULT_PLAN_OPTIONS = PlanOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
+class PlanArguments:
     """The settings of an order as a ``Loader`` was given them; None is left open."""
 
     seq_len: int | None
     global_batch_size: int | None
     packing: str
-    overlong: Overlong | None
+    overlong: OverlongMode | None
     seed: int
     shuffle: bool
     epochs: int | None
@@ -61,7 +61,7 @@ class PlanRequest:
         sizes = ("seq_len", "global_batch_size")
         return names + [name for name in sizes if getattr(self, name) is not None]
 
-    def spec(self, overlong: Overlong) -> PlanSpec:
+    def spec(self, overlong: OverlongMode) -> PlanSpec:
         """Return the settings of the plan, all of them checked.
 
         Args:
@@ -94,11 +94,13 @@ class PlanRequest:
             block=options.block,
             lanes=options.lanes,
             align=options.align,
-            group_by_length=(GROUPED if grouped else 0) if isinstance(grouped, bool) else grouped,
+            group_by_length=(DEFAULT_GROUPED_STEPS if grouped else 0)
+            if isinstance(grouped, bool)
+            else grouped,
         )
 
 
-_DEFAULTS = PlanRequest(
+_DEFAULTS = PlanArguments(
     seq_len=None,
     global_batch_size=None,
     packing="best_fit",
@@ -119,10 +121,12 @@ def refuse_other_types(plan: object, batch: object) -> None:
     """
     problems = []
     if not isinstance(plan, PlanOptions):
-        problems.append(f"plan: {shown(plan)} is no PlanOptions; give PlanOptions(last='drop')")
+        problems.append(
+            f"plan: {quote_value(plan)} is no PlanOptions; give PlanOptions(last='drop')"
+        )
     # A BatchSpec has all settings of batches, of which only these would count.
     if not isinstance(batch, BatchOptions) or isinstance(batch, BatchSpec):
         problems.append(
-            f"batch: {shown(batch)} is no BatchOptions; give BatchOptions(uneven='pad')"
+            f"batch: {quote_value(batch)} is no BatchOptions; give BatchOptions(uneven='pad')"
         )
     raise_problems(problems)

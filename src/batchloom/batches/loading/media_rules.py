@@ -5,25 +5,25 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from batchloom.batches.assembly import BatchSpec, Ids, Reader
-from batchloom.batches.loading.loader_data import overlong_of
-from batchloom.batches.loading.stream_steps import Streamed
+from batchloom.batches.assembly import BatchSpec, Ids, TokenReader
+from batchloom.batches.loading.loader_data import get_overlong_policies
+from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.batches.media import (
     BatchMedia,
-    FoundMedium,
+    BatchMedium,
     MediaSource,
-    Processing,
-    media_of_stores,
+    ProcessorContext,
+    make_media_of_stores,
 )
 from batchloom.core.errors import InputError, PlanError
 from batchloom.plan import Mixture, Plan
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia
 from batchloom.store.format import StoredMedium
-from batchloom.store.read import holds_media
+from batchloom.store.read import has_media
 
 
-class Reads(Protocol):
+class LoaderInfo(Protocol):
     """What is asked of a loader."""
 
     @property
@@ -38,7 +38,7 @@ class Reads(Protocol):
 
 
 @runtime_checkable
-class _ReadsMedia(Protocol):
+class _MediaReader(Protocol):
     """A reader of a stream with images or audio."""
 
     def media(self, documents: Ids) -> list[tuple[MediaSource, Sequence[StoredMedium]]]:
@@ -46,17 +46,17 @@ class _ReadsMedia(Protocol):
         ...
 
 
-def _found_by(reader: Reader, rows: Rows) -> list[FoundMedium]:
-    if not isinstance(reader, _ReadsMedia):
+def _find_reader_media(reader: TokenReader, rows: Rows) -> list[BatchMedium]:
+    if not isinstance(reader, _MediaReader):
         raise AssertionError("a stream with a processor reads media")  # noqa: TRY004 - no argument of anybody
     return [
-        FoundMedium(span, source, medium)
+        BatchMedium(span, source, medium)
         for span, (source, media) in enumerate(reader.media(rows.documents))
         for medium in media
     ]
 
 
-def stream_media(stream: Streamed, spec: BatchSpec, augment: object) -> BatchMedia | None:
+def make_stream_media(stream: RawStream, spec: BatchSpec, augment: object) -> BatchMedia | None:
     """What makes the media of batches of a stream; None where it reads none.
 
     Args:
@@ -69,11 +69,13 @@ def stream_media(stream: Streamed, spec: BatchSpec, augment: object) -> BatchMed
     """
     if stream.processor is None:
         return None
-    _refuse_settings(spec, augmented=augment is not None)
-    return BatchMedia(_found_by, Processing(stream.processor, lambda: stream.control), spec.media)
+    _check_media_settings(spec, augmented=augment is not None)
+    return BatchMedia(
+        _find_reader_media, ProcessorContext(stream.processor, lambda: stream.control), spec.media
+    )
 
 
-def batch_media(
+def make_store_media(
     stores: Sequence[Store], plan: Plan, spec: BatchSpec, augment: object
 ) -> BatchMedia | None:
     """What makes the media of batches of these stores; None where none of them was made with a processor.
@@ -85,7 +87,7 @@ def batch_media(
         augment: what is to be changed of tokens; None for nothing.
 
     Raises:
-        PlanError, InputError: as :func:`media_of_stores`; or settings that documents with media do not allow.
+        PlanError, InputError: as :func:`make_media_of_stores`; or settings that documents with media do not allow.
     """
     # Of a processor whose media are left out as they were chosen, nothing is wanted beside the text.
     if not any(
@@ -93,26 +95,28 @@ def batch_media(
         for store in stores
     ):
         return None
-    _refuse(plan, spec, augmented=augment is not None)
-    return media_of_stores(stores, spec.media)
+    _check_media_plan(plan, spec, augmented=augment is not None)
+    return make_media_of_stores(stores, spec.media)
 
 
-def refuse_cut_by_edit(plan: Plan) -> None:
+def check_edit_keeps_media(plan: Plan) -> None:
     """Refuse a plan whose last change of ``seq_len`` cuts documents with media: what was left of pools is packed anew.
 
     Raises:
         PlanError: names a document, and the least ``seq_len`` that would do.
     """
-    era = len(plan.orders.weighed_by_era) - 1
-    for order in (plan.orders.order(number, era) for number in plan.orders.weighed_by_era[era]):
+    era = len(plan.orders.weighted_sources_by_era) - 1
+    for order in (
+        plan.orders.order(number, era) for number in plan.orders.weighted_sources_by_era[era]
+    ):
         store = order.store
-        if not (isinstance(store, Store) and holds_media(store)):
+        if not (isinstance(store, Store) and has_media(store)):
             continue
         media = StoreMedia(store)
         for rest in (one for one in order.rests if one is not None):
             whole = store.lengths.take(rest.documents)
             cut = np.flatnonzero(rest.lengths != whole)
-            held = cut[media.tokens_of(rest.documents[cut]) > 0]
+            held = cut[media.count_tokens(rest.documents[cut]) > 0]
             if held.size:
                 longest = held[whole[held].argmax()]
                 document, tokens = int(rest.documents[longest]), int(whole[longest])
@@ -124,7 +128,7 @@ def refuse_cut_by_edit(plan: Plan) -> None:
                 )
 
 
-def text_alone(loader: Reads, who: str) -> None:
+def check_text_only(loader: LoaderInfo, who: str) -> None:
     """Refuse a loader of stores with media where arrays of tokens alone are handed on.
 
     Args:
@@ -141,27 +145,27 @@ def text_alone(loader: Reads, who: str) -> None:
         )
 
 
-def _refuse(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
+def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
     """Refuse what documents with media do not allow.
 
     Raises:
         PlanError: says what to leave out.
     """
     mixed = isinstance(plan.orders.data, Mixture)
-    rules = overlong_of(plan)
+    rules = get_overlong_policies(plan)
     for name, store in plan.stores.items():
-        if not (isinstance(store, Store) and holds_media(store)):
+        if not (isinstance(store, Store) and has_media(store)):
             continue
         whose = f" of source {name!r}" if mixed else ""
         if plan.spec.packing == "wrap":
-            raise _cuts("packing='wrap'", whose, "packing='best_fit'")
+            raise _cut_media_error("packing='wrap'", whose, "packing='best_fit'")
         if rules[name] in ("split", "truncate"):
             remedy = f"sources: {{{name}: {{overlong: drop}}}}" if mixed else "overlong='drop'"
-            raise _cuts(f"overlong={rules[name]!r}", whose, f"{remedy}, or 'error'")
-    _refuse_settings(spec, augmented=augmented)
+            raise _cut_media_error(f"overlong={rules[name]!r}", whose, f"{remedy}, or 'error'")
+    _check_media_settings(spec, augmented=augmented)
 
 
-def _refuse_settings(spec: BatchSpec, *, augmented: bool) -> None:
+def _check_media_settings(spec: BatchSpec, *, augmented: bool) -> None:
     if spec.mesh.context > 1:
         raise PlanError(
             "Images and audio are not cut for context-parallel ranks: give a mesh without context ranks."
@@ -172,7 +176,7 @@ def _refuse_settings(spec: BatchSpec, *, augmented: bool) -> None:
         )
 
 
-def _cuts(what: str, whose: str, remedy: str) -> PlanError:
+def _cut_media_error(what: str, whose: str, remedy: str) -> PlanError:
     return PlanError(
         f"{what} cuts documents, and a document with images or audio{whose} is never cut: give {remedy}."
     )

@@ -22,21 +22,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading.data_source import log_of
+from batchloom.batches.loading.data_source import make_data_logger
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.fingerprint import canonical, fingerprint
+from batchloom.core.fingerprint import encode_canonical, fingerprint
 from batchloom.core.settings import to_plain
 from batchloom.plan import Plan
 from batchloom.plan.order import SOURCE, SourceOrder
 from batchloom.store import Store, StoreLengths
 
 # Up to this many pools (a million documents) counting takes less time than starting a process.
-IN_PLACE = 16
+MAX_INLINE_POOLS = 16
 
-_TELL_SECONDS = 5.0
+_PROGRESS_SECONDS = 5.0
 _MAGIC = b"BLMPOOLS"
 _HEADER = struct.Struct("<8sQ16s")
-_FOLDER = "plans"
+_TABLE_FOLDER = "plans"
 
 
 def table_name(order: SourceOrder) -> str:
@@ -46,18 +46,22 @@ def table_name(order: SourceOrder) -> str:
 
 def table_folders(store: Store) -> list[Path]:
     """Folders a table may lie in: beside a store that lies somewhere, else in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _FOLDER
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "batchloom"
+        / _TABLE_FOLDER
+    )
     if not store.location.on_disk or store.location.is_remote:
         return [cache]
     beside = store.path if store.path.is_dir() else store.path.parent
-    return [beside / _FOLDER, cache]
+    return [beside / _TABLE_FOLDER, cache]
 
 
 def load_tables(plan: Plan) -> None:
     """Let the sources of a plan adopt those of their tables that are cached."""
     for order in plan.orders.latest():
-        if not order.counted:
-            load_table(order, table_folders(opened_of(order)))
+        if not order.is_counted:
+            load_table(order, table_folders(get_open_store(order)))
 
 
 def load_table(order: SourceOrder, folders: list[Path]) -> bool:
@@ -72,9 +76,11 @@ def load_table(order: SourceOrder, folders: list[Path]) -> bool:
             data = path.read_bytes()
         except OSError:
             continue  # Not there, or a folder this user may not read: as good as not counted.
-        counts = _decode(data)
+        counts = _decode_counts(data)
         if counts is None:
-            log_of(opened_of(order)).warning("%s is damaged; it is counted again.", path)
+            make_data_logger(get_open_store(order)).warning(
+                "%s is damaged; it is counted again.", path
+            )
             continue
         order.adopt(counts)
         return True
@@ -92,7 +98,7 @@ def write_table(
     lengths = order.store.lengths
     if isinstance(lengths, StoreLengths):
         lengths.read_through()
-    data = _encode(order.count_all(progress))
+    data = _encode_counts(order.count_all(progress))
     reasons = []
     for folder in folders:
         path = folder / table_name(order)
@@ -121,22 +127,22 @@ def wait_for_tables(plan: Plan) -> None:
 
     Sources of few pools are counted at once. Tells the log ``batchloom`` (level INFO) every few seconds how far it is.
     """
-    while not plan.orders.counted:
+    while not plan.orders.is_counted:
         # What another seq_len packs anew follows when what was packed before is known.
         for order in plan.orders.latest():
-            if order.pools.count <= IN_PLACE:
+            if order.pools.count <= MAX_INLINE_POOLS:
                 order.count_all()
             else:
-                wait_for_table(order, table_folders(opened_of(order)))
+                wait_for_table(order, table_folders(get_open_store(order)))
 
 
 def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
     """Return when a source has its counts: adopted from another process, or counted here."""
-    log, told = log_of(opened_of(order)), time.monotonic()
+    log, told = make_data_logger(get_open_store(order)), time.monotonic()
 
     def tell(done: int, pools: int) -> None:
         nonlocal told
-        if time.monotonic() - told > _TELL_SECONDS:
+        if time.monotonic() - told > _PROGRESS_SECONDS:
             told = time.monotonic()
             log.info(
                 "Counting sequences for the length of the run: %d of %d pools%s.",
@@ -146,18 +152,18 @@ def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
             )
 
     whose = "" if order.name == SOURCE else f" of {order.name}"
-    while not order.counted and not load_table(order, folders):
+    while not order.is_counted and not load_table(order, folders):
         with lock_table(order, folders) as mine:
             if mine and not load_table(order, folders):
                 write_table(order, folders, tell)
             elif not mine:
-                if time.monotonic() - told > _TELL_SECONDS:
+                if time.monotonic() - told > _PROGRESS_SECONDS:
                     told = time.monotonic()
                     log.info("Waiting for another process of this node to count sequences.")
                 time.sleep(0.05)
 
 
-def opened_of(order: SourceOrder) -> Store:
+def get_open_store(order: SourceOrder) -> Store:
     """The open store of a source.
 
     Raises:
@@ -186,7 +192,9 @@ def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
             return
         except OSError as error:
             # No locks on this file system: counting twice is slow, not wrong.
-            log_of(opened_of(order)).warning("No lock beside %s: %s.", folders[0], error.strerror)
+            make_data_logger(get_open_store(order)).warning(
+                "No lock beside %s: %s.", folders[0], error.strerror
+            )
         yield True
     finally:
         # Closing alone would leave the lock to children forked meanwhile.
@@ -205,17 +213,18 @@ def _lock_file(name: str, folders: list[Path]) -> int | None:
     return None
 
 
-def count_once_a_node(plan: Plan) -> None:
+def start_counting_once_per_node(plan: Plan) -> None:
     """Start counting the pools of a plan whose run has begun, in one process of the node."""
     local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     large = any(
-        order.pools.count > IN_PLACE and not order.counted for order in plan.orders.latest()
+        order.pools.count > MAX_INLINE_POOLS and not order.is_counted
+        for order in plan.orders.latest()
     )
     if local == "0" and large:
-        count_beside(plan)
+        start_counting_process(plan)
 
 
-def count_beside(plan: Plan) -> None:
+def start_counting_process(plan: Plan) -> None:
     """Start counting in a process of its own, at low priority; see :mod:`batchloom.batches.count`.
 
     Should it fail, whoever needs the table counts it and meets the reason.
@@ -226,13 +235,13 @@ def count_beside(plan: Plan) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    waiting = [order for order in plan.orders.latest() if not order.counted]
-    request = canonical([_request(order) for order in waiting])
+    waiting = [order for order in plan.orders.latest() if not order.is_counted]
+    request = encode_canonical([_make_count_request(order) for order in waiting])
     threading.Thread(target=process.communicate, args=(request,), daemon=True).start()
 
 
-def _request(order: SourceOrder) -> dict[str, object]:
-    store = opened_of(order)
+def _make_count_request(order: SourceOrder) -> dict[str, object]:
+    store = get_open_store(order)
     return {
         "name": order.name,
         "path": store.location.address,
@@ -242,12 +251,12 @@ def _request(order: SourceOrder) -> dict[str, object]:
     }
 
 
-def _encode(counts: NDArray[np.int64]) -> bytes:
+def _encode_counts(counts: NDArray[np.int64]) -> bytes:
     body = counts.astype("<u4").tobytes()
     return _HEADER.pack(_MAGIC, len(counts), hashlib.blake2b(body, digest_size=16).digest()) + body
 
 
-def _decode(data: bytes) -> NDArray[np.int64] | None:
+def _decode_counts(data: bytes) -> NDArray[np.int64] | None:
     """The counts in a table's bytes; None when it is damaged."""
     if len(data) >= _HEADER.size:
         magic, count, digest = _HEADER.unpack_from(data)

@@ -9,37 +9,37 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assembly import (
     Augmentation,
-    BatchCuts,
+    BatchLayout,
     BatchSpec,
-    Reader,
+    TokenReader,
     assemble_rows,
     assemble_varlen,
     augment_batch,
 )
 from batchloom.batches.loading.row_costs import RowCosts
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import (
     Plan,
     PlanSpec,
-    balanced,
     check_world,
-    imbalance,
+    compute_imbalance,
+    deal_balanced,
+    deal_contiguous,
     rank_positions,
     slice_indices,
-    stretches,
 )
-from batchloom.plan.order import Costs, Imbalance, Place, costliest_first, rows_of_rank
+from batchloom.plan.order import Costs, Imbalance, RankPlacement, count_rank_rows, sort_by_cost
 from batchloom.plan.packing import Rows, join_rows, reorder_rows
 
 # Where spans begin in a batch is counted in 32 bits (cu_seq_lens).
-_MOST_TOKENS = (1 << 31) - 1
+_MAX_TOKENS = (1 << 31) - 1
 # Its position is one of 64 bits, whatever the size of a step.
-_MOST_STEP = 1 << 40
+_MAX_STEP = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """What a process is given of every step.
 
     Attributes:
@@ -48,7 +48,7 @@ class Share:
         passes: micro-batches they are cut into, of ``micro_batch_size`` rows; 1 where none is given.
     """
 
-    place: Place
+    place: RankPlacement
     rows: int
     passes: int
 
@@ -58,7 +58,7 @@ class Share:
         return self.rows // self.passes
 
 
-class Dealt(Protocol):
+class ShareSource(Protocol):
     """What is known of the shares of a loader."""
 
     plan: Plan
@@ -68,13 +68,13 @@ class Dealt(Protocol):
         """Whether it reads a stream, whose steps are all alike."""
         ...
 
-    def share_at(self, step: int) -> Share:
+    def share_at(self, step: int) -> RankShare:
         """This process's share of a step, which edits may change."""
         ...
 
 
 @functools.lru_cache(maxsize=1024)
-def share_of(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> Share:
+def make_rank_share(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> RankShare:
     """A process's share, after checking that it can be dealt, cut and counted.
 
     Args:
@@ -88,38 +88,38 @@ def share_of(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False) -> Sh
     place = spec.mesh.place(spec.rank, spec.world_size)
     size = plan.global_batch_size
     check_world(size, place.rank, place.world_size, spec.uneven)
-    rows = rows_of_rank(size, place.world_size, spec.micro_batch_size, spec.uneven)
-    if rows * plan.seq_len > _MOST_TOKENS:
+    rows = count_rank_rows(size, place.world_size, spec.micro_batch_size, spec.uneven)
+    if rows * plan.seq_len > _MAX_TOKENS:
         raise PlanError(
             f"A batch of {rows} sequences of {plan.seq_len} tokens holds {rows * plan.seq_len}, more than "
-            f"{_MOST_TOKENS}: lower global_batch_size or seq_len, or use more ranks."
+            f"{_MAX_TOKENS}: lower global_batch_size or seq_len, or use more ranks."
         )
     _check_slices(plan, spec)
     passes = rows // (spec.micro_batch_size or rows)
-    return Share(replace(place, rank=0) if replicated else place, rows, passes)
+    return RankShare(replace(place, rank=0) if replicated else place, rows, passes)
 
 
-def whole_step(step: object) -> int:
+def as_step(step: object) -> int:
     """The number of a step as a plain int.
 
     Raises:
         SettingsError: it is none, or of no run.
     """
-    number = whole(step)
-    if number is None or not 0 <= number <= _MOST_STEP:
+    number = as_int(step)
+    if number is None or not 0 <= number <= _MAX_STEP:
         lost = (
             "; a batch that was rebuilt from its arrays has lost its step: count the steps trained"
         )
         raise SettingsError(
             [
-                f"step: {shown(step)} is no whole number from 0 on that a run has"
+                f"step: {quote_value(step)} is no whole number from 0 on that a run has"
                 + (lost if number is not None and number < 0 else "")
             ]
         )
     return number
 
 
-def share_of_run(loader: Dealt, first: int = 0) -> Share:
+def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
     """A process's share from a step on, for a framework that does as many passes in every step of a run.
 
     Raises:
@@ -137,14 +137,14 @@ def share_of_run(loader: Dealt, first: int = 0) -> Share:
     return share
 
 
-def refuse_undealt(plan: Plan, spec: BatchSpec) -> None:
+def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
     """Refuse a plan that edits give a step which cannot be dealt, cut or counted.
 
     Raises:
         PlanError: says which sizes would fit.
     """
     for stretch in plan.orders.course.stretches:
-        share_of(plan.spec_at(stretch.step), spec)
+        make_rank_share(plan.spec_at(stretch.step), spec)
 
 
 def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
@@ -163,8 +163,8 @@ def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
         )
 
 
-def rank_rows(
-    plan: Plan, step: int, share: Share, balance: RowCosts | None = None
+def select_rank_rows(
+    plan: Plan, step: int, share: RankShare, balance: RowCosts | None = None
 ) -> tuple[Rows, NDArray[np.int64]]:
     """The rows a data-parallel rank holds of a step, and the position of each in the run, int64 [R].
 
@@ -181,9 +181,9 @@ def rank_rows(
     if balance is not None and place.world_size > 1:
         rows = plan.rows(start, stop)
         costs = balance.of(plan, rows)
-        ranks = balanced(costs, place.world_size)
+        ranks = deal_balanced(costs, place.world_size)
         # The costliest first, so that the micro-batches ranks do at the same time are alike, too.
-        order = costliest_first(costs)
+        order = sort_by_cost(costs)
         own = order[ranks[order] == place.rank]
         rows, positions = reorder_rows(rows, own), start + own
     elif lanes > 1 and lanes % place.world_size == 0:
@@ -195,11 +195,11 @@ def rank_rows(
             plan.rows(start + first, start + last),
             np.arange(start + first, start + last),
         )
-    return filled_up(rows, positions, share)
+    return pad_rank_rows(rows, positions, share)
 
 
-def filled_up(
-    rows: Rows, positions: NDArray[np.int64], share: Share
+def pad_rank_rows(
+    rows: Rows, positions: NDArray[np.int64], share: RankShare
 ) -> tuple[Rows, NDArray[np.int64]]:
     """As many rows as a share has, those without loss last; they have no position (-1)."""
     if len(rows) == share.rows:
@@ -208,30 +208,32 @@ def filled_up(
     return join_rows([rows], share.rows), np.concatenate([positions, none])
 
 
-def measured(plan: Plan, step: int, share: Share, costs: RowCosts, *, balance: bool) -> Imbalance:
+def measure_imbalance(
+    plan: Plan, step: int, share: RankShare, costs: RowCosts, *, balance: bool
+) -> Imbalance:
     """How unevenly the cost of a step lies on data-parallel ranks."""
     found = costs.of(plan, plan.rows(*plan.positions_of(step)))
-    return imbalance_of(plan, step, found, share.place.world_size, balance=balance)[1]
+    return assign_balanced_ranks(plan, step, found, share.place.world_size, balance=balance)[1]
 
 
-def imbalance_of(
+def assign_balanced_ranks(
     plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
 ) -> tuple[NDArray[np.int64], Imbalance]:
     """The data-parallel rank of each row of a step, int64 [B], and how unevenly their costs lie on ranks."""
     if world_size == 1:
         return np.zeros(costs.shape[-1], np.int64), Imbalance(1.0, 1.0)
-    plain = ranks_of_rows(plan, step, costs, world_size, balance=False)
-    in_order = imbalance(costs, plain, world_size)
+    plain = assign_row_ranks(plan, step, costs, world_size, balance=False)
+    in_order = compute_imbalance(costs, plain, world_size)
     if not balance:
         return plain, Imbalance(in_order, in_order)
-    dealt = ranks_of_rows(plan, step, costs, world_size, balance=True)
-    return dealt, Imbalance(in_order, imbalance(costs, dealt, world_size))
+    dealt = assign_row_ranks(plan, step, costs, world_size, balance=True)
+    return dealt, Imbalance(in_order, compute_imbalance(costs, dealt, world_size))
 
 
-def ranks_of_rows(
+def assign_row_ranks(
     plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool
 ) -> NDArray[np.int64]:
-    """The data-parallel rank that holds each row of a step, as :func:`rank_rows` deals them, int64 [B].
+    """The data-parallel rank that holds each row of a step, as :func:`select_rank_rows` deals them, int64 [B].
 
     Args:
         plan: the order.
@@ -241,9 +243,9 @@ def ranks_of_rows(
         balance: whether rows are dealt by their costs.
     """
     if balance and world_size > 1:
-        return balanced(costs, world_size)
+        return deal_balanced(costs, world_size)
     if plan.spec.lanes == 1 or plan.spec.lanes % world_size:
-        return stretches(costs.shape[-1], world_size)
+        return deal_contiguous(costs.shape[-1], world_size)
     start, stop = plan.positions_of(step)
     ranks = np.zeros(costs.shape[-1], np.int64)
     for rank in range(world_size):
@@ -251,14 +253,14 @@ def ranks_of_rows(
     return ranks
 
 
-def make_arrays(
-    store: Reader,
+def assemble_arrays(
+    store: TokenReader,
     rows: Rows,
     plan: PlanSpec,
     spec: BatchSpec,
     context_rank: int,
     augment: tuple[Augmentation, NDArray[np.int64]] | None = None,
-) -> tuple[dict[str, Any], BatchCuts]:
+) -> tuple[dict[str, Any], BatchLayout]:
     """The arrays of some rows, as the settings want them, for one context rank, and which spans they hold.
 
     Augmentation is given with the position of each row; it comes before a context rank's slice is taken.
@@ -280,10 +282,10 @@ def make_arrays(
     sliced = spec.mesh.context > 1
     # Copies: a batch that is kept is not to keep the rows of a whole pool.
     held = (rows.pointers.copy(), rows.lengths.copy(), rows.places.copy())
-    return arrays, BatchCuts(*held, plan.align, spec.labels, sliced)
+    return arrays, BatchLayout(*held, plan.align, spec.labels, sliced)
 
 
-def trained_tokens(store: Reader, rows: Rows) -> int:
+def count_trained_tokens(store: TokenReader, rows: Rows) -> int:
     """Tokens of rows that carry a loss: all but each span's first, and those that are masked."""
     if not store.masked:
         return int((rows.lengths - 1).sum())

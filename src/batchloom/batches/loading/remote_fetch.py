@@ -12,27 +12,27 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading.rank_share import Share, rank_rows
+from batchloom.batches.loading.rank_share import RankShare, select_rank_rows
 from batchloom.batches.loading.row_costs import RowCosts
 from batchloom.core.errors import BatchloomError
 from batchloom.plan import LanePlan, Plan, PlanSpec
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
-from batchloom.store.read import FarSubset
+from batchloom.store.read import RemoteSubset
 
-LOG = logging.getLogger("batchloom")
+FETCH_LOG = logging.getLogger("batchloom")
 # Tokens of the steps that are looked ahead, and of those that are fetched together.
-_AHEAD, _TOGETHER = 64 << 20, 16 << 20
+_LOOKAHEAD_TOKENS, _GROUP_TOKENS = 64 << 20, 16 << 20
 # The cache holds what is coming beside what was used.
 _CACHE_SHARE = 4
-_SECONDS = 5.0
+_JOIN_TIMEOUT_S = 5.0
 
 
 # Rows of a step, and the position of each in the run.
-Found = tuple[Rows, NDArray[np.int64]]
+StepRows = tuple[Rows, NDArray[np.int64]]
 
 
-class Sizes(NamedTuple):
+class StepSizes(NamedTuple):
     """Tokens of the steps of a rank: as many for all of a stretch, between two edits.
 
     Attributes:
@@ -59,13 +59,13 @@ class Sizes(NamedTuple):
         at = max(bisect_left(self.before, tokens) - 1, 0)
         return self.steps[at] - (self.before[at] - max(tokens, 0)) // self.each[at]
 
-    def stretch_behind(self, step: int) -> int | None:
+    def next_range_start(self, step: int) -> int | None:
         """The first step of the next stretch; None where no other follows."""
         at = bisect_right(self.steps, step)
         return self.steps[at] if at < len(self.steps) else None
 
 
-def sizes_of(plan: Plan, share: Callable[[PlanSpec], Share]) -> Sizes:
+def compute_step_sizes(plan: Plan, share: Callable[[PlanSpec], RankShare]) -> StepSizes:
     """Tokens of the steps of a rank, whose share of a step its settings tell."""
     steps: list[int] = []
     each: list[int] = []
@@ -75,11 +75,11 @@ def sizes_of(plan: Plan, share: Callable[[PlanSpec], Share]) -> Sizes:
             before.append(before[-1] + (stretch.step - steps[-1]) * each[-1])
         steps.append(stretch.step)
         each.append(share(plan.spec_at(stretch.step)).rows * stretch.seq_len)
-    return Sizes(tuple(steps), tuple(each), tuple(before))
+    return StepSizes(tuple(steps), tuple(each), tuple(before))
 
 
 @final
-class Fetching:
+class RemotePrefetcher:
     """A thread that has coming steps fetched while earlier ones are made.
 
     What fails is asked for again as steps go on. What fails for good is told by whoever makes the step that
@@ -97,42 +97,42 @@ class Fetching:
         self,
         stores: Sequence[Store],
         blocks: Sequence[int],
-        rows: Callable[[int], Found | None],
+        rows: Callable[[int], StepRows | None],
         first: int,
-        sizes: Sizes,
+        sizes: StepSizes,
     ) -> None:
         self._stores, self._blocks, self._rows, self._sizes = stores, blocks, rows, sizes
         far = [
             (store.reader, store.dtype.itemsize)
             for store in stores
-            if isinstance(store.reader, FarSubset)
+            if isinstance(store.reader, RemoteSubset)
         ]
         self._limit = min(one.settings.limit for one, _ in far)
         self._itemsize = max(one.bytes_a_token for one, _ in far)
         # Tokens that the cache holds, that are looked ahead, and that are fetched together; fewer where media come too.
         self._room = self._limit // self._itemsize
         share = max(one.bytes_a_token // size for one, size in far)
-        self._ahead = min(_AHEAD // share, self._room // _CACHE_SHARE)
-        self._together = min(_TOGETHER // share, self._ahead // 2)
+        self._ahead = min(_LOOKAHEAD_TOKENS // share, self._room // _CACHE_SHARE)
+        self._together = min(_GROUP_TOKENS // share, self._ahead // 2)
         self._at = self._needed = self._waits_for = first
-        self._found: dict[int, Found] = {}
+        self._found: dict[int, StepRows] = {}
         self._turn = threading.Condition()
         self._ended = self._told = False
         self._thread = threading.Thread(target=self._run, name="batchloom-fetching", daemon=True)
-        _RUNNING.add(self)
+        _RUNNING_PREFETCHERS.add(self)
         self._thread.start()
 
     def reach(self, step: int) -> None:
         """Say which step is made now."""
         if not self._fits(step):
-            _tell_of_room(self._limit, self._sizes.of(step) * self._itemsize)
+            _warn_cache_too_small(self._limit, self._sizes.of(step) * self._itemsize)
         with self._turn:
             self._needed = step
             # To wake it with every step costs a consumer that takes all it can much of its time.
             if step >= self._waits_for:
                 self._turn.notify()
 
-    def found(self, step: int) -> Found | None:
+    def found(self, step: int) -> StepRows | None:
         """What was looked up of a step, once; None where it was not: to do it again costs as much as its tokens."""
         with self._turn:
             return self._found.pop(step, None)
@@ -146,7 +146,7 @@ class Fetching:
     def wait(self) -> None:
         """Wait a little until the thread has ended."""
         if self._thread.is_alive():
-            self._thread.join(_SECONDS)
+            self._thread.join(_JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         steps = 1
@@ -156,7 +156,7 @@ class Fetching:
                     return
             except BatchloomError as error:
                 self._tell(error)
-                self._wait_behind(group.start)
+                self._wait_for_next_step(group.start)
                 steps = 1
                 continue
             except RuntimeError:
@@ -186,7 +186,7 @@ class Fetching:
         sizes = self._sizes
         at: int | None = start
         while at is not None and not self._fits(at):
-            at = sizes.stretch_behind(at)
+            at = sizes.next_range_start(at)
         if at is None:
             return None
         # The last step before which there are not more tokens than are fetched together.
@@ -201,13 +201,13 @@ class Fetching:
         """Say once that steps are not fetched ahead; they are fetched as they are made."""
         if not self._told:
             self._told = True
-            LOG.warning(
+            FETCH_LOG.warning(
                 "Coming steps could not be fetched ahead: %s Each is fetched as it is made, more slowly, and "
                 "fetching ahead is tried again with every step.",
                 error,
             )
 
-    def _wait_behind(self, start: int) -> None:
+    def _wait_for_next_step(self, start: int) -> None:
         """Wait until another step is made, and go on at ``start``, which could not be had."""
         with self._turn:
             needed, self._at = self._needed, start
@@ -217,7 +217,7 @@ class Fetching:
 
     def _fetch(self, group: range) -> bool:
         """Have steps fetched; whether there are more behind them."""
-        if all(store.reader.is_here for store in self._stores):
+        if all(store.reader.is_fully_cached for store in self._stores):
             return True
         found = [(step, self._rows(step)) for step in group]
         kept = {step: one for step, one in found if one is not None}
@@ -230,9 +230,9 @@ class Fetching:
 
 
 @functools.cache
-def _tell_of_room(limit: int, needed: int) -> None:
+def _warn_cache_too_small(limit: int, needed: int) -> None:
     """Say once that steps are too large to be fetched ahead."""
-    LOG.warning(
+    FETCH_LOG.warning(
         "Coming steps are not fetched ahead: a step of this rank has %s bytes, and the cache holds %s "
         "(cache_limit). Each is fetched as it is made, which is slow; give the cache at least twice a step.",
         f"{needed:,}",
@@ -253,17 +253,17 @@ def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> N
     """
     for source, (store, block) in enumerate(zip(stores, blocks, strict=True)):
         if store.location.is_remote:
-            held = [one.documents[_served(one, source)] for one in rows]
+            held = [one.documents[_is_served(one, source)] for one in rows]
             store.reader.fetch(np.unique(np.concatenate(held)), block)
 
 
-def _served(rows: Rows, source: int) -> NDArray[np.bool_]:
+def _is_served(rows: Rows, source: int) -> NDArray[np.bool_]:
     """Which spans are read of a source: in the place of what is banned stands padding, and what it was may be gone."""
     ours: NDArray[np.bool_] = rows.sources == source
     return ours if rows.banned is None else ours & ~rows.banned
 
 
-def blocks_of(plan: Plan | LanePlan) -> list[int]:
+def get_block_sizes(plan: Plan | LanePlan) -> list[int]:
     """Of each source, how many neighbouring documents the plan keeps together."""
     if not isinstance(plan, Plan):
         return [1]
@@ -271,28 +271,28 @@ def blocks_of(plan: Plan | LanePlan) -> list[int]:
 
 
 # The interpreter ends a thread that runs on where it stands, and where that is C++ the process aborts.
-_RUNNING: "weakref.WeakSet[Fetching]" = weakref.WeakSet()
+_RUNNING_PREFETCHERS: "weakref.WeakSet[RemotePrefetcher]" = weakref.WeakSet()
 
 
-def _end_all() -> None:
-    running = list(_RUNNING)
+def _stop_all_prefetchers() -> None:
+    running = list(_RUNNING_PREFETCHERS)
     for one in running:
         one.end()
     for one in running:
         one.wait()
 
 
-atexit.register(_end_all)
+atexit.register(_stop_all_prefetchers)
 
 
-def rows_of(
-    plan: Plan, share: Callable[[PlanSpec], Share], balance: RowCosts | None = None
-) -> Callable[[int], Found | None]:
+def make_step_rows_function(
+    plan: Plan, share: Callable[[PlanSpec], RankShare], balance: RowCosts | None = None
+) -> Callable[[int], StepRows | None]:
     """What tells the rows of a rank in each step and their positions, None behind the last."""
 
-    def found(step: int) -> Found | None:
+    def found(step: int) -> StepRows | None:
         if not plan.has_step(step):
             return None
-        return rank_rows(plan, step, share(plan.spec_at(step)), balance)
+        return select_rank_rows(plan, step, share(plan.spec_at(step)), balance)
 
     return found

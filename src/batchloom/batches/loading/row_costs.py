@@ -5,7 +5,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.plan import Plan, row_costs
+from batchloom.plan import Plan, compute_row_costs
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia
 
@@ -30,15 +30,15 @@ class RowCosts:
             StoreError: a file of media is missing or damaged.
             InputError: a store with media lies elsewhere.
         """
-        squares = row_costs(rows)
+        squares = compute_row_costs(rows)
         media = [self._media_of(name, store) for name, store in plan.stores.items()]
         if not any(one is not None for one in media):
             return squares
-        return np.stack([squares, media_tokens(rows, media)])
+        return np.stack([squares, count_media_tokens(rows, media)])
 
     def media_tokens(self, plan: Plan, rows: Rows) -> Ids:
         """Tokens of each row that stand for media, int64 [R]; raises as :meth:`of`."""
-        return media_tokens(
+        return count_media_tokens(
             rows, [self._media_of(name, store) for name, store in plan.stores.items()]
         )
 
@@ -53,7 +53,7 @@ class RowCosts:
         return known[1] if known[1].any else None
 
 
-def media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
+def count_media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
     """Tokens of each row that stand for media, int64 [R].
 
     Args:
@@ -67,7 +67,7 @@ def media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
     for number, one in enumerate(media):
         if one is not None:
             spans = np.flatnonzero(rows.sources == number)
-            tokens[spans] = one.tokens_of(rows.documents[spans])
+            tokens[spans] = one.count_tokens(rows.documents[spans])
     if rows.banned is not None:
         tokens[rows.banned] = 0
     sums = np.zeros(len(tokens) + 1, np.int64)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
-from batchloom.batches.assembly import BatchSpec, Reader
+from batchloom.batches.assembly import BatchSpec, TokenReader
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan import PlanSpec
 from batchloom.plan.packing import Rows
@@ -11,10 +11,10 @@ from batchloom.plan.packing import Rows
 T = TypeVar("T")
 
 
-class Steps(Protocol):
+class StepFeed(Protocol):
     """The steps of one rank, taken one after the other."""
 
-    def take(self, step: int) -> tuple[Reader, Rows]:
+    def take(self, step: int) -> tuple[TokenReader, Rows]:
         """The rows of a step, and what reads their tokens."""
         ...
 
@@ -36,7 +36,7 @@ class Steps(Protocol):
 
 
 @runtime_checkable
-class Streamed(Protocol):
+class RawStream(Protocol):
     """Raw input in a fixed order, as :func:`batchloom.stream` gives it."""
 
     @property
@@ -73,7 +73,7 @@ class Streamed(Protocol):
         """Where the lanes of a rank begin."""
         ...
 
-    def open(self, rank: int, world_size: int, cursors: Mapping[int, Any]) -> Steps:
+    def open(self, rank: int, world_size: int, cursors: Mapping[int, Any]) -> StepFeed:
         """The steps of a rank, from where its lanes stand."""
         ...
 
@@ -89,7 +89,7 @@ class Streamed(Protocol):
 
 
 @final
-class Streaming:
+class StreamCursor:
     """A loader's place in a stream.
 
     Attributes:
@@ -97,17 +97,17 @@ class Streaming:
         loaded: where the lanes of the rank stood in a state that was loaded; None where none was.
     """
 
-    def __init__(self, stream: Streamed, rank: int, world_size: int) -> None:
+    def __init__(self, stream: RawStream, rank: int, world_size: int) -> None:
         self.stream, self._ranks = stream, (rank, world_size)
         self._begin = stream.begin(rank, world_size)
         self.loaded: Mapping[int, Any] | None = None
 
-    def open(self, *, resumed: bool) -> Steps:
+    def open(self, *, resumed: bool) -> StepFeed:
         """The steps from the beginning, or from the state that was loaded."""
         begin = self.loaded if resumed and self.loaded is not None else self._begin
         return self.stream.open(*self._ranks, begin)
 
-    def state(self, step: int, steps: Steps | None, *, resumed: bool) -> dict[str, Any]:
+    def state(self, step: int, steps: StepFeed | None, *, resumed: bool) -> dict[str, Any]:
         """The state before a step: of an iteration, or where the next one begins."""
         if steps is not None:
             return self.stream.state(step, steps.cursors(step))
@@ -120,7 +120,7 @@ class Streaming:
         return step
 
 
-def streaming(stream: Streamed, spec: BatchSpec) -> Streaming:
+def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
     """A process's place in a stream.
 
     Raises:
@@ -133,16 +133,16 @@ def streaming(stream: Streamed, spec: BatchSpec) -> Streaming:
             ]
         )
     place = spec.mesh.place(spec.rank, spec.world_size)
-    return Streaming(stream, place.rank, place.world_size)
+    return StreamCursor(stream, place.rank, place.world_size)
 
 
-def done_with(steps: Steps, step: int, made: T) -> T:
+def release_step(steps: StepFeed, step: int, made: T) -> T:
     """What was made of a step, which is done with it."""
     steps.done(step)
     return made
 
 
-def no_step(asked: str) -> PlanError:
+def random_access_error(asked: str) -> PlanError:
     """What is said where a step of a stream is asked for on its own."""
     return PlanError(
         f"Step {asked} of a stream cannot be asked for on its own: its steps come one after the other, and a state "

@@ -8,13 +8,13 @@ from batchloom.core.errors import SettingsError
 
 # (rank, size) as set by torchrun; by srun for a job step; by Open MPI; by MPICH and Intel MPI.
 # SLURM_NTASKS is not read: it is also set in a batch script, which is one process.
-_VARIABLES = (
+_RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-_NUMBER = re.compile(r"[0-9]{1,9}")
+_RANK_PATTERN = re.compile(r"[0-9]{1,9}")
 
 
 def find_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
@@ -34,13 +34,17 @@ def find_world(rank: int | None = None, world_size: int | None = None) -> tuple[
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
-    for rank_name, size_name in _VARIABLES:
+    for rank_name, size_name in _RANK_VARIABLES:
         at, of = os.environ.get(rank_name), os.environ.get(size_name)
         if at is None and of is None:
             continue
         if rank_name != "RANK" and (at is None or of is None):
             continue
-        if at is None or of is None or not (_NUMBER.fullmatch(at) and _NUMBER.fullmatch(of)):
+        if (
+            at is None
+            or of is None
+            or not (_RANK_PATTERN.fullmatch(at) and _RANK_PATTERN.fullmatch(of))
+        ):
             said = f"{rank_name}={at!r} and {size_name}={of!r}"
             remedy = "set both to numbers, unset both, or give rank= and world_size="
             raise SettingsError(

@@ -1,10 +1,13 @@
 from .batch_media import (
     BatchMedia as BatchMedia,
-    FoundMedium as FoundMedium,
+    BatchMedium as BatchMedium,
     MediaSource as MediaSource,
-    Processing as Processing,
-    side_by_side as side_by_side,
+    ProcessorContext as ProcessorContext,
+    stack_by_row as stack_by_row,
 )
-from .media_check import look_at_media as look_at_media
-from .media_stores import media_of_stores as media_of_stores
-from .missing_media_edits import replacing as replacing, resumed as resumed
+from .media_check import check_store_media as check_store_media
+from .media_stores import make_media_of_stores as make_media_of_stores
+from .missing_media_edits import (
+    replace_missing_documents as replace_missing_documents,
+    resume_with_missing as resume_with_missing,
+)

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Smaller arrays are left to the allocator, which keeps what it gives (glibc: up to 32 MiB).
-_LEAST = 4 << 20
+_MIN_REUSED_BYTES = 4 << 20
 # Blocks that wait for their next use.
-_MOST_FREE = 2
+_MAX_FREE_BLOCKS = 2
 
 
 @final
-class Recycled:
+class ArrayPool:
     """Gives arrays whose memory comes back when nobody holds them, or a view of them, any more.
 
     Of numpy's views the last base is the array that was given, so that it goes with the last of them; a tensor of torch
@@ -25,12 +25,12 @@ class Recycled:
 
     def __init__(self) -> None:
         # Arrays end in any thread, and in the middle of anything: append and pop alone are one step each.
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=_MOST_FREE)
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=_MAX_FREE_BLOCKS)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array of any content."""
         size = math.prod(shape) * dtype.itemsize
-        if size < _LEAST:
+        if size < _MIN_REUSED_BYTES:
             return np.empty(shape, dtype)
         block = self._block(size)
         given = np.frombuffer(block.data, dtype, math.prod(shape))

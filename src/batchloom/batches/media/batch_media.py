@@ -11,26 +11,33 @@ from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 
-from batchloom.batches.assembly import BatchCuts, Ids, MediaCut, MediaCuts, MediaOptions, Reader
-from batchloom.batches.media.array_reuse import Recycled
-from batchloom.batches.media.feature_join import Joining, Shapes
-from batchloom.batches.producer_thread import Begun
-from batchloom.core.addresses import is_url, shown
+from batchloom.batches.assembly import (
+    BatchLayout,
+    Ids,
+    MediaOffsets,
+    MediaOffsetsByName,
+    MediaOptions,
+    TokenReader,
+)
+from batchloom.batches.media.array_reuse import ArrayPool
+from batchloom.batches.media.feature_join import FeatureJoin, FeatureShapes
+from batchloom.batches.producer_thread import PendingItem
+from batchloom.core.addresses import is_url, redact_url
 from batchloom.core.errors import MediumError, StoreError, UnusableRecordError
-from batchloom.core.medium import AudioFacts, Facts, FrameFacts, Medium
+from batchloom.core.medium import AudioFacts, FrameFacts, Medium, MediumFacts
 from batchloom.media import (
-    Arrays,
-    Content,
-    Features,
-    Held,
+    BytesContent,
+    FeatureArrays,
+    FeatureExtractor,
+    MediaContent,
     MediaLimits,
-    Places,
+    MediaResolver,
+    ModelTraits,
     ProcessorFiles,
-    Traits,
-    edge_hash,
-    edges,
-    mrope_positions,
-    traits_of,
+    compute_mrope_positions,
+    get_model_traits,
+    hash_edges,
+    read_edges,
 )
 from batchloom.plan.packing import Rows
 from batchloom.store.format import StoredMedium
@@ -39,10 +46,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # Arrays of a batch, and where those of each row lie in them.
-_Features = tuple[Arrays, MediaCuts]
+_FeaturesAndOffsets = tuple[FeatureArrays, MediaOffsetsByName]
 
 # What decoding a pixel or a sample takes: 3 bytes and as many numbers of 32 bits, some of them twice.
-_BYTES_A_PIXEL, _BYTES_A_SAMPLE = 30, 12
+_BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 30, 12
 
 
 class MediaSource(Protocol):
@@ -71,7 +78,7 @@ class MediaSource(Protocol):
         ...
 
 
-class FoundMedium(NamedTuple):
+class BatchMedium(NamedTuple):
     """A medium of a batch.
 
     Attributes:
@@ -86,10 +93,10 @@ class FoundMedium(NamedTuple):
 
 
 # The media of rows that a reader reads, in the order of spans and of tokens in them.
-Finder = Callable[[Reader, Rows], list[FoundMedium]]
+MediaFinder = Callable[[TokenReader, Rows], list[BatchMedium]]
 
 
-class Processing(NamedTuple):
+class ProcessorContext(NamedTuple):
     """What makes features, as it made tokens.
 
     Attributes:
@@ -111,13 +118,13 @@ class BatchMedia:
         spec: how they are read.
     """
 
-    def __init__(self, find: Finder, processing: Processing, spec: MediaOptions) -> None:
+    def __init__(self, find: MediaFinder, processing: ProcessorContext, spec: MediaOptions) -> None:
         self.find, self.processing, self._spec = find, processing, spec
         self._files = ProcessorFiles.from_state(processing.state)
-        self._traits = traits_of(self._files.name)
-        self._features = Features(self._files)
-        self._budget, self._memory = _Budget(spec.memory), Recycled()
-        self._shapes = Shapes()
+        self._traits = get_model_traits(self._files.name)
+        self._features = FeatureExtractor(self._files)
+        self._budget, self._memory = _MemoryBudget(spec.memory), ArrayPool()
+        self._shapes = FeatureShapes()
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     @property
@@ -130,13 +137,19 @@ class BatchMedia:
         return self._features.names(kind)
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> ModelTraits:
         """What the model wants beside features."""
         return self._traits
 
     def begin(
-        self, arrays: dict[str, Any], reader: Reader, rows: Rows, cuts: BatchCuts, *, varlen: bool
-    ) -> Begun[BatchCuts]:
+        self,
+        arrays: dict[str, Any],
+        reader: TokenReader,
+        rows: Rows,
+        cuts: BatchLayout,
+        *,
+        varlen: bool,
+    ) -> PendingItem[BatchLayout]:
         """Begin to put the media of rows into the arrays of their batch, which is whole when this is finished.
 
         Args:
@@ -159,9 +172,9 @@ class BatchMedia:
                 arrays["position_ids"], rows, found, cuts.bounds if varlen else None
             )
         if self._traits.token_types:
-            arrays["token_type_ids"] = self._token_types(arrays["input_ids"])
+            arrays["token_type_ids"] = self._make_token_types(arrays["input_ids"])
         if not found:
-            return Begun(lambda: cuts)
+            return PendingItem(lambda: cuts)
         spans = np.array([one.span for one in found], np.int64)
         owners = np.searchsorted(rows.pointers, spans, side="right") - 1
         if self._traits.by_row:
@@ -169,58 +182,60 @@ class BatchMedia:
         else:
             made = self._join(found, owners, len(rows))
 
-        def finish() -> BatchCuts:
+        def finish() -> BatchLayout:
             features, media = made.finish()
             arrays.update(features)
             return replace(cuts, media=media)
 
-        return Begun(finish, made.drop)
+        return PendingItem(finish, made.drop)
 
-    def _join(self, found: Sequence[FoundMedium], owners: Ids, rows: int) -> Begun[_Features]:
+    def _join(
+        self, found: Sequence[BatchMedium], owners: Ids, rows: int
+    ) -> PendingItem[_FeaturesAndOffsets]:
         """Put features one behind the other; where those of each row lie."""
-        joining = Joining(self._shapes, self._memory, [one.medium for one in found])
+        joining = FeatureJoin(self._shapes, self._memory, [one.medium for one in found])
 
-        def make(numbered: tuple[int, Sequence[FoundMedium]]) -> None:
+        def make(numbered: tuple[int, Sequence[BatchMedium]]) -> None:
             first, some = numbered
             for number, features in enumerate(self._one(some), first):
                 joining.put(number, features)
 
-        files = self._by_threads(make, _numbered(_files_of(found)))
+        files = self._map_in_threads(make, _number_files(_group_video_frames(found)))
 
-        def finish() -> _Features:
+        def finish() -> _FeaturesAndOffsets:
             files.finish()
             made, sizes = joining.done()
-            counts = _pointers(owners, [1] * len(owners), rows)
+            counts = _row_offsets(owners, [1] * len(owners), rows)
             return made, {
-                name: MediaCut(0, _pointers(owners, each, rows), counts)
+                name: MediaOffsets(0, _row_offsets(owners, each, rows), counts)
                 for name, each in sizes.items()
             }
 
-        return Begun(finish, files.drop)
+        return PendingItem(finish, files.drop)
 
     def _join_by_row(
-        self, found: Sequence[FoundMedium], owners: Ids, rows: int, *, varlen: bool
-    ) -> Begun[_Features]:
+        self, found: Sequence[BatchMedium], owners: Ids, rows: int, *, varlen: bool
+    ) -> PendingItem[_FeaturesAndOffsets]:
         """The same where features have an axis of rows."""
-        files = self._by_threads(self._one, _files_of(found))
+        files = self._map_in_threads(self._one, _group_video_frames(found))
 
-        def finish() -> _Features:
+        def finish() -> _FeaturesAndOffsets:
             features = [one for some in files.finish() for one in some]
             whole = np.zeros_like(owners) if varlen else owners
-            made = side_by_side(features, whole, 1 if varlen else rows)
-            counts = _pointers(owners, [1] * len(owners), rows)
+            made = stack_by_row(features, whole, 1 if varlen else rows)
+            counts = _row_offsets(owners, [1] * len(owners), rows)
             if not varlen:
-                return made, {name: MediaCut(0, np.arange(rows + 1), counts) for name in made}
+                return made, {name: MediaOffsets(0, np.arange(rows + 1), counts) for name in made}
             return made, {
-                name: MediaCut(
-                    1, _pointers(owners, [one[name].shape[1] for one in features], rows), counts
+                name: MediaOffsets(
+                    1, _row_offsets(owners, [one[name].shape[1] for one in features], rows), counts
                 )
                 for name in made
             }
 
-        return Begun(finish, files.drop)
+        return PendingItem(finish, files.drop)
 
-    def _by_threads(self, make: Callable[[T], R], wanted: Iterable[T]) -> Begun[list[R]]:
+    def _map_in_threads(self, make: Callable[[T], R], wanted: Iterable[T]) -> PendingItem[list[R]]:
         """What threads make of each, in order; so do errors come out."""
         pool = self._threads()
         jobs = [pool.submit(make, one) for one in wanted]
@@ -235,10 +250,10 @@ class BatchMedia:
             finally:
                 drop()
 
-        return Begun(finish, drop)
+        return PendingItem(finish, drop)
 
     def _positions(
-        self, plain: Ids, rows: Rows, found: Sequence[FoundMedium], bounds: Ids | None
+        self, plain: Ids, rows: Rows, found: Sequence[BatchMedium], bounds: Ids | None
     ) -> Ids:
         """Positions of the text and in time, height and width, int64 [4, rows, tokens].
 
@@ -257,15 +272,17 @@ class BatchMedia:
                 (one.medium.start, one.medium.tokens, one.medium.grid) for one in found[at:stop]
             ]
             for one in found[at:stop]:
-                self._refuse_other_grid(one)
+                self._check_grid_unchanged(one)
             length = int(rows.lengths[span])
             row = int(owners[span]) if bounds is None else 0
             place = int(rows.places[span] if bounds is None else bounds[span])
-            positions[1:, row, place : place + length] = mrope_positions(length, media, merge)
+            positions[1:, row, place : place + length] = compute_mrope_positions(
+                length, media, merge
+            )
             at = stop
         return positions
 
-    def _refuse_other_grid(self, found: FoundMedium) -> None:
+    def _check_grid_unchanged(self, found: BatchMedium) -> None:
         medium, merge = found.medium, self._merge
         time, rows, columns = medium.grid
         if time * (rows // merge) * (columns // merge) != medium.tokens:
@@ -280,12 +297,12 @@ class BatchMedia:
         return int(self._features.setting("AutoImageProcessor", "merge_size"))
 
     @cached_property
-    def _image_id(self) -> int:
+    def _image_token_id(self) -> int:
         """The id of the token that images are made of."""
         return self.processing.control()[self.processing.state["tokens"]["image"]]
 
-    def _token_types(self, ids: Ids) -> Ids:
-        types: Ids = (ids == self._image_id).astype(np.int64)
+    def _make_token_types(self, ids: Ids) -> Ids:
+        types: Ids = (ids == self._image_token_id).astype(np.int64)
         return types
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -294,7 +311,10 @@ class BatchMedia:
         if self._pool is None or self._pool[0] != pid:
             if self._pool is not None:
                 # What threads of the parent held when it was forked is given back by nobody here.
-                self._budget, self._features = _Budget(self._spec.memory), Features(self._files)
+                self._budget, self._features = (
+                    _MemoryBudget(self._spec.memory),
+                    FeatureExtractor(self._files),
+                )
             workers = self._spec.workers or min(8, os.cpu_count() or 1)
             self._pool = pid, ThreadPoolExecutor(workers, "batchloom-media")
         return self._pool[1]
@@ -302,39 +322,39 @@ class BatchMedia:
     def faults(self, source: MediaSource, media: Sequence[StoredMedium]) -> list[str]:
         """What is wrong with media of a source, which are read as for a batch; empty of what is sound."""
 
-        def fault(some: Sequence[FoundMedium]) -> list[str]:
+        def fault(some: Sequence[BatchMedium]) -> list[str]:
             try:
                 self._one(some)
             except (MediumError, StoreError) as error:
                 return [str(error).removesuffix(f" {source.remedy}")] * len(some)
             return [""] * len(some)
 
-        files = _files_of([FoundMedium(0, source, medium) for medium in media])
-        return [one for some in self._by_threads(fault, files).finish() for one in some]
+        files = _group_video_frames([BatchMedium(0, source, medium) for medium in media])
+        return [one for some in self._map_in_threads(fault, files).finish() for one in some]
 
-    def _one(self, found: Sequence[FoundMedium]) -> list[Arrays]:
+    def _one(self, found: Sequence[BatchMedium]) -> list[FeatureArrays]:
         """The features of the media that one file holds: frames of a video, or a single one."""
         medium = found[0].medium
         frames = [one.medium.facts for one in found if isinstance(one.medium.facts, FrameFacts)]
-        decoded = sum(_decoded_bytes(one.medium.facts) for one in found)
+        decoded = sum(_estimate_decoded_bytes(one.medium.facts) for one in found)
         try:
-            room = _read_bytes(medium) + decoded
+            room = _estimate_read_bytes(medium) + decoded
             with self._budget.room(room), self._opened(found[0]) as content:
                 if medium.blob is None:
-                    content = _whole(content, medium)  # noqa: PLW2901 - the same, read once
-                    _refuse_changed(medium, content)
+                    content = _load_content(content, medium)  # noqa: PLW2901 - the same, read once
+                    _check_unchanged(medium, content)
                 if frames:
-                    made = self._features.of_frames(content, frames)
+                    made = self._features.extract_frames(content, frames)
                 else:
                     made = [self._features.of(content, medium.facts)]
             for one, features in zip(found, made, strict=True):
-                _refuse_unlike(one.medium, features)
+                _check_grid(one.medium, features)
         except UnusableRecordError as error:
-            raise _told(found[0], error.reason) from error
+            raise _make_medium_error(found[0], error.reason) from error
         return made
 
     @contextmanager
-    def _opened(self, found: FoundMedium) -> Iterator[Content]:
+    def _opened(self, found: BatchMedium) -> Iterator[MediaContent]:
         source, medium = found.source, found.medium
         if medium.blob is not None:
             path, _ = medium.blob
@@ -346,19 +366,19 @@ class BatchMedia:
                 ) from error
             if (
                 len(data) != medium.size
-                or edge_hash(len(data), *edges(Held(data))) != medium.digest
+                or hash_edges(len(data), *read_edges(BytesContent(data))) != medium.digest
             ):
                 raise StoreError(
                     f"{source.told(medium.document)}: {path} does not hold the bytes of its {medium.kind}: it is "
                     f"damaged. {source.remedy}"
                 )
-            yield Held(data)
+            yield BytesContent(data)
             return
-        places = Places(self._folder(found), source.limits)
+        places = MediaResolver(self._folder(found), source.limits)
         with places.open(Medium(medium.kind, medium.place)) as content:
             yield content
 
-    def _folder(self, found: FoundMedium) -> str:
+    def _folder(self, found: BatchMedium) -> str:
         """Where the paths begin that the source of a document names."""
         if self._spec.folder is not None:
             return self._spec.folder
@@ -371,27 +391,27 @@ class BatchMedia:
         return folder
 
 
-def _told(found: FoundMedium, reason: str) -> MediumError:
+def _make_medium_error(found: BatchMedium, reason: str) -> MediumError:
     source, medium = found.source, found.medium
-    place = shown(medium.place) if medium.place else f"of {medium.size:,} bytes"
+    place = redact_url(medium.place) if medium.place else f"of {medium.size:,} bytes"
     return MediumError(
         f"{source.told(medium.document)}: {medium.kind} {place} {reason}. {source.remedy}"
     )
 
 
-def _refuse_changed(medium: StoredMedium, content: Content) -> None:
+def _check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
     """Raise where a file is not the one that tokens were made for."""
     if content.size != medium.size:
         raise UnusableRecordError(
             f"has {content.size:,} bytes, and had {medium.size:,} when its tokens were made; bring that one back"
         )
-    if edge_hash(content.size, *edges(content)) != medium.digest:
+    if hash_edges(content.size, *read_edges(content)) != medium.digest:
         raise UnusableRecordError(
             "is not the file that was there when its tokens were made; bring that one back"
         )
 
 
-def _refuse_unlike(medium: StoredMedium, made: Arrays) -> None:
+def _check_grid(medium: StoredMedium, made: FeatureArrays) -> None:
     """Raise where features are not of the grid that tokens and positions were made for."""
     if (grid := made.get("image_grid_thw")) is not None and any(medium.grid):
         found = tuple(int(side) for side in grid[0])
@@ -402,21 +422,21 @@ def _refuse_unlike(medium: StoredMedium, made: Arrays) -> None:
             )
 
 
-def _files_of(found: Sequence[FoundMedium]) -> list[list[FoundMedium]]:
+def _group_video_frames(found: Sequence[BatchMedium]) -> list[list[BatchMedium]]:
     """Media that follow each other as the frames of one video, which is decoded once; others by themselves."""
-    files: list[list[FoundMedium]] = []
+    files: list[list[BatchMedium]] = []
     for one in found:
         last = files[-1][-1] if files else None
-        if last is not None and _goes_on(last, one):
+        if last is not None and _is_next_frame(last, one):
             files[-1].append(one)
         else:
             files.append([one])
     return files
 
 
-def _numbered(
-    files: Sequence[Sequence[FoundMedium]],
-) -> Iterator[tuple[int, Sequence[FoundMedium]]]:
+def _number_files(
+    files: Sequence[Sequence[BatchMedium]],
+) -> Iterator[tuple[int, Sequence[BatchMedium]]]:
     """Files, each with the number of its first medium."""
     first = 0
     for some in files:
@@ -424,7 +444,7 @@ def _numbered(
         first += len(some)
 
 
-def _goes_on(last: FoundMedium, one: FoundMedium) -> bool:
+def _is_next_frame(last: BatchMedium, one: BatchMedium) -> bool:
     """Whether a medium is a later frame of the same video of the same document."""
     before, facts = last.medium.facts, one.medium.facts
     return (
@@ -437,33 +457,37 @@ def _goes_on(last: FoundMedium, one: FoundMedium) -> bool:
     )
 
 
-def _whole(content: Content, medium: StoredMedium) -> Content:
+def _load_content(content: MediaContent, medium: StoredMedium) -> MediaContent:
     """A file in memory, where all of it is read: of a video only some of it is."""
     seeks = isinstance(medium.facts, FrameFacts) or content.size != medium.size
-    return content if seeks or isinstance(content, Held) else Held(content.read(0, content.size))
+    return (
+        content
+        if seeks or isinstance(content, BytesContent)
+        else BytesContent(content.read(0, content.size))
+    )
 
 
-def _read_bytes(medium: StoredMedium) -> int:
+def _estimate_read_bytes(medium: StoredMedium) -> int:
     """How much of a medium's file is in memory at once; of a video that lies on this machine next to nothing."""
     seeks = isinstance(medium.facts, FrameFacts) and medium.blob is None
     return 0 if seeks and not is_url(medium.place) else medium.size
 
 
-def _decoded_bytes(facts: Facts) -> int:
+def _estimate_decoded_bytes(facts: MediumFacts) -> int:
     """About what a medium takes while it is decoded and processed."""
     if isinstance(facts, AudioFacts):
-        return facts.samples * facts.channels * _BYTES_A_SAMPLE
-    return facts.width * facts.height * _BYTES_A_PIXEL
+        return facts.samples * facts.channels * _BYTES_PER_SAMPLE
+    return facts.width * facts.height * _BYTES_PER_PIXEL
 
 
-def _pointers(owners: Ids, sizes: Sequence[int], rows: int) -> Ids:
+def _row_offsets(owners: Ids, sizes: Sequence[int], rows: int) -> Ids:
     """Where what lies in rows begins and ends, of media of these rows and sizes, int64 [rows + 1]."""
     pointers = np.zeros(rows + 1, np.int64)
     np.add.at(pointers, owners + 1, sizes)
     return np.cumsum(pointers)
 
 
-def side_by_side(features: Sequence[Arrays], owners: Ids, rows: int) -> Arrays:
+def stack_by_row(features: Sequence[FeatureArrays], owners: Ids, rows: int) -> FeatureArrays:
     """Features with an axis of rows: those of the images of a row one behind the other, then zeros.
 
     Args:
@@ -471,9 +495,11 @@ def side_by_side(features: Sequence[Arrays], owners: Ids, rows: int) -> Arrays:
         owners: the row of each.
         rows: how many there are.
     """
-    found: Arrays = {}
+    found: FeatureArrays = {}
     for name in features[0]:
-        flat = [[one[name][0] for one in _of(features, owners, row)] for row in range(rows)]
+        flat = [
+            [one[name][0] for one in _features_of_row(features, owners, row)] for row in range(rows)
+        ]
         parts = [np.concatenate(some) if some else None for some in flat]
         there = [part for part in parts if part is not None]
         largest = [max(sides) for sides in zip(*(part.shape for part in there), strict=True)]
@@ -485,12 +511,14 @@ def side_by_side(features: Sequence[Arrays], owners: Ids, rows: int) -> Arrays:
     return found
 
 
-def _of(features: Sequence[Arrays], owners: Ids, row: int) -> list[Arrays]:
+def _features_of_row(
+    features: Sequence[FeatureArrays], owners: Ids, row: int
+) -> list[FeatureArrays]:
     return [features[at] for at in np.flatnonzero(owners == row).tolist()]
 
 
 @final
-class _Budget:
+class _MemoryBudget:
     """Bytes that threads take and give back; one that wants more than all of them waits until it is alone."""
 
     def __init__(self, size: int) -> None:

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from batchloom.batches.media.array_reuse import Recycled
+from batchloom.batches.media.array_reuse import ArrayPool
 from batchloom.core.medium import AudioFacts
-from batchloom.media import Arrays, stacked
+from batchloom.media import FeatureArrays, stack_padded
 from batchloom.store.format import StoredMedium
 
 
-class _Shape(NamedTuple):
+class _FeatureShape(NamedTuple):
     """What the features of a name are like: as many rows as a medium has patches (0), or a fixed number."""
 
     rows: int
@@ -21,22 +21,22 @@ class _Shape(NamedTuple):
 
 
 @final
-class Shapes:
+class FeatureShapes:
     """What features are like, learned from those that were made before; nothing where these are not alike."""
 
     def __init__(self) -> None:
-        self._known: dict[bool, dict[str, _Shape]] = {}
+        self._known: dict[bool, dict[str, _FeatureShape]] = {}
         self._varied: set[bool] = set()
 
-    def of(self, medium: StoredMedium) -> dict[str, _Shape] | None:
+    def of(self, medium: StoredMedium) -> dict[str, _FeatureShape] | None:
         """The features that a medium will have, by name; None where nobody knows."""
-        return self._known.get(_hears(medium))
+        return self._known.get(_is_audio(medium))
 
-    def learn(self, media: Sequence[StoredMedium], made: Sequence[Arrays]) -> None:
+    def learn(self, media: Sequence[StoredMedium], made: Sequence[FeatureArrays]) -> None:
         """Take note of the features of media that were not known before, or are others than was thought."""
-        for hears in {_hears(medium) for medium in media} - self._varied:
-            mine = [n for n, medium in enumerate(media) if _hears(medium) == hears]
-            found = _alike([media[n] for n in mine], [made[n] for n in mine])
+        for hears in {_is_audio(medium) for medium in media} - self._varied:
+            mine = [n for n, medium in enumerate(media) if _is_audio(medium) == hears]
+            found = _find_common_shapes([media[n] for n in mine], [made[n] for n in mine])
             if found is None or self._known.get(hears, found) != found:
                 self._varied.add(hears)
                 self._known.pop(hears, None)
@@ -45,8 +45,8 @@ class Shapes:
 
 
 @final
-class Joining:
-    """The features of media in their order, as :func:`batchloom.media.joined` gives them.
+class FeatureJoin:
+    """The features of media in their order, as :func:`batchloom.media.join_features` gives them.
 
     Where it is known how many there will be, each thread puts those that it made in place and lets go of its own:
     memory that a thread frees itself is used again by its next medium, and nothing is copied afterwards.
@@ -57,21 +57,25 @@ class Joining:
         media: whose they are.
     """
 
-    def __init__(self, shapes: Shapes, memory: Recycled, media: Sequence[StoredMedium]) -> None:
+    def __init__(
+        self, shapes: FeatureShapes, memory: ArrayPool, media: Sequence[StoredMedium]
+    ) -> None:
         self._shapes, self._media = shapes, media
-        self._made: dict[int, Arrays] = {}
-        self._placed: list[Arrays] = [{} for _ in media]
-        self._whole: Arrays = {}
+        self._made: dict[int, FeatureArrays] = {}
+        self._placed: list[FeatureArrays] = [{} for _ in media]
+        self._whole: FeatureArrays = {}
         expected = [shapes.of(medium) for medium in media]
         if all(one is not None for one in expected):
-            self._lay_out([one or {} for one in expected], memory)
+            self._allocate_features([one or {} for one in expected], memory)
 
-    def _lay_out(self, expected: Sequence[dict[str, _Shape]], memory: Recycled) -> None:
+    def _allocate_features(
+        self, expected: Sequence[dict[str, _FeatureShape]], memory: ArrayPool
+    ) -> None:
         names = dict.fromkeys(name for one in expected for name in one)
         for name in names:
             shape = next(one[name] for one in expected if name in one)
             sizes = [
-                _rows(one[name], medium) if name in one else 0
+                _count_feature_rows(one[name], medium) if name in one else 0
                 for one, medium in zip(expected, self._media, strict=True)
             ]
             whole = self._whole[name] = memory.array((sum(sizes), *shape.sides), shape.dtype)
@@ -80,7 +84,7 @@ class Joining:
                 if name in one:
                     placed[name] = whole[end - size : end]
 
-    def put(self, number: int, features: Arrays) -> None:
+    def put(self, number: int, features: FeatureArrays) -> None:
         """Take the features of a medium, by its number; threads call it, each for its own."""
         placed = self._placed[number]
         alike = placed.keys() == features.keys() and all(
@@ -93,30 +97,34 @@ class Joining:
         for name, array in features.items():
             placed[name][...] = array
 
-    def done(self) -> tuple[Arrays, dict[str, list[int]]]:
+    def done(self) -> tuple[FeatureArrays, dict[str, list[int]]]:
         """All of them, and how long those of each medium are, by name."""
         if not self._made:
-            return self._whole, _sizes(self._placed)
+            return self._whole, _collect_feature_sizes(self._placed)
         made = [self._made.get(number, placed) for number, placed in enumerate(self._placed)]
         self._shapes.learn(self._media, made)
-        sizes = _sizes(made)
-        return {name: stacked([one[name] for one in made if name in one]) for name in sizes}, sizes
+        sizes = _collect_feature_sizes(made)
+        return {
+            name: stack_padded([one[name] for one in made if name in one]) for name in sizes
+        }, sizes
 
 
-def _sizes(made: Sequence[Arrays]) -> dict[str, list[int]]:
+def _collect_feature_sizes(made: Sequence[FeatureArrays]) -> dict[str, list[int]]:
     names = dict.fromkeys(name for one in made for name in one)
     return {name: [len(one[name]) if name in one else 0 for one in made] for name in names}
 
 
-def _hears(medium: StoredMedium) -> bool:
+def _is_audio(medium: StoredMedium) -> bool:
     return isinstance(medium.facts, AudioFacts)
 
 
-def _rows(shape: _Shape, medium: StoredMedium) -> int:
+def _count_feature_rows(shape: _FeatureShape, medium: StoredMedium) -> int:
     return shape.rows or prod(medium.grid)
 
 
-def _alike(media: Sequence[StoredMedium], made: Sequence[Arrays]) -> dict[str, _Shape] | None:
+def _find_common_shapes(
+    media: Sequence[StoredMedium], made: Sequence[FeatureArrays]
+) -> dict[str, _FeatureShape] | None:
     """What the features of all these media are like; None where they are not alike."""
     found = {}
     for name, first in made[0].items():
@@ -133,5 +141,5 @@ def _alike(media: Sequence[StoredMedium], made: Sequence[Arrays]) -> dict[str, _
             rows = lengths[0]
         else:
             return None
-        found[name] = _Shape(rows, first.shape[1:], first.dtype)
+        found[name] = _FeatureShape(rows, first.shape[1:], first.dtype)
     return found if all(one.keys() == found.keys() for one in made) else None

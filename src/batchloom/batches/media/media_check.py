@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchloom.batches.assembly import READ_AS_USUAL
+from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.batches.media.batch_media import BatchMedia
-from batchloom.batches.media.media_stores import StoreSource, media_of_stores
+from batchloom.batches.media.media_stores import StoreSource, make_media_of_stores
 from batchloom.core.errors import StoreError
 from batchloom.store import Store
-from batchloom.store.format import StoredMedium, are_removed
+from batchloom.store.format import StoredMedium, mask_removed
 
 # Documents whose media are read together: of several that name one medium it is read once.
-_TOGETHER = 512
+_BATCH_DOCUMENTS = 512
 
 
-class Looked(NamedTuple):
+class MediaCheckBatch(NamedTuple):
     """What was found of some neighbouring documents.
 
     Attributes:
@@ -32,7 +32,7 @@ class Looked(NamedTuple):
     lost: dict[int, str]
 
 
-def look_at_media(store: Store) -> Iterator[Looked]:
+def check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
     """Read the media of a store's documents, those that were removed aside.
 
     Args:
@@ -43,33 +43,35 @@ def look_at_media(store: Store) -> Iterator[Looked]:
         InputError: a store elsewhere cannot be reached, or its processor not be made here.
         MissingDependencyError: what decodes media is not installed.
     """
-    reads, source = media_of_stores([store], READ_AS_USUAL), StoreSource(store)
-    for first in range(0, len(store), _TOGETHER):
-        numbers = np.arange(first, min(first + _TOGETHER, len(store)))
-        numbers = numbers[~are_removed(store.contents.removed, numbers)]
+    reads, source = make_media_of_stores([store], DEFAULT_MEDIA_SPEC), StoreSource(store)
+    for first in range(0, len(store), _BATCH_DOCUMENTS):
+        numbers = np.arange(first, min(first + _BATCH_DOCUMENTS, len(store)))
+        numbers = numbers[~mask_removed(store.contents.removed, numbers)]
         held = [media for media in source.media.of(numbers) if media]
         if not held:
             continue
         # What cannot be had is told of the medium that needs it.
         with contextlib.suppress(StoreError):
             store.reader.fetch(np.array([media[0].document for media in held]))
-        yield _looked(reads, source, held)
+        yield _check_documents(reads, source, held)
 
 
-def _looked(reads: BatchMedia, source: StoreSource, held: list[list[StoredMedium]]) -> Looked:
+def _check_documents(
+    reads: BatchMedia, source: StoreSource, held: list[list[StoredMedium]]
+) -> MediaCheckBatch:
     kinds: dict[tuple[object, ...], StoredMedium] = {}
     for medium in chain.from_iterable(held):
-        kinds.setdefault(_named(medium), medium)
+        kinds.setdefault(_medium_key(medium), medium)
     wrong = dict(zip(kinds, reads.faults(source, list(kinds.values())), strict=True))
     lost: dict[int, str] = {}
     for medium in chain.from_iterable(held):
-        if fault := wrong[_named(medium)]:
-            of = kinds[_named(medium)].document
+        if fault := wrong[_medium_key(medium)]:
+            of = kinds[_medium_key(medium)].document
             same = "" if of == medium.document else f"Document {medium.document}, too: "
             lost.setdefault(medium.document, same + fault)
-    return Looked(len(held), sum(map(len, held)), lost)
+    return MediaCheckBatch(len(held), sum(map(len, held)), lost)
 
 
-def _named(medium: StoredMedium) -> tuple[object, ...]:
+def _medium_key(medium: StoredMedium) -> tuple[object, ...]:
     """What tells a medium from others, and a frame from those of the same video."""
     return medium.facts, medium.digest, medium.place, medium.blob, medium.grid

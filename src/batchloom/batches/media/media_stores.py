@@ -6,13 +6,13 @@ from typing import final
 
 import numpy as np
 
-from batchloom.batches.assembly import Ids, MediaOptions, Reader
-from batchloom.batches.media.batch_media import BatchMedia, FoundMedium, Processing
+from batchloom.batches.assembly import Ids, MediaOptions, TokenReader
+from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, ProcessorContext
 from batchloom.core.errors import PlanError
 from batchloom.media import MediaLimits
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia
-from batchloom.store.format import StoredMedium, are_removed
+from batchloom.store.format import StoredMedium, mask_removed
 
 
 @final
@@ -33,7 +33,7 @@ class StoreSource:
 
     def __init__(self, store: Store) -> None:
         self.store, self.media = store, StoreMedia(store)
-        self.limits = _limits_of(store)
+        self.limits = _read_limits(store)
 
     def held(self, medium: StoredMedium) -> bytes:
         """The bytes of a medium that the store holds; raises as ``StoreMedia.held``."""
@@ -51,35 +51,35 @@ class StoreSource:
 
 
 @final
-class _Finder:
+class _StoreMediaFinder:
     """Finds the media of rows whose documents are numbered through stores."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self.sources = [StoreSource(store) for store in stores]
         self._firsts = np.cumsum([0, *(len(store) for store in stores)])
 
-    def __call__(self, _reader: Reader, rows: Rows) -> list[FoundMedium]:
+    def __call__(self, _reader: TokenReader, rows: Rows) -> list[BatchMedium]:
         numbers = np.searchsorted(self._firsts, rows.documents, side="right") - 1
-        found: list[FoundMedium] = []
+        found: list[BatchMedium] = []
         for number, source in enumerate(self.sources):
             if not source.media.any:
                 continue
             spans = np.flatnonzero(numbers == number)
             documents = rows.documents[spans] - self._firsts[number]
             # What was taken out reads as end tokens, and what stood for media is gone with it.
-            left = ~are_removed(source.store.contents.removed, documents)
+            left = ~mask_removed(source.store.contents.removed, documents)
             spans, documents = spans[left], documents[left]
             those = source.media.of(documents)
-            _refuse_cut(source, rows, spans, documents, those)
+            _check_documents_whole(source, rows, spans, documents, those)
             found += [
-                FoundMedium(span, source, medium)
+                BatchMedium(span, source, medium)
                 for span, some in zip(spans.tolist(), those, strict=True)
                 for medium in some
             ]
         return sorted(found, key=lambda one: (one.span, one.medium.start))
 
 
-def media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
+def make_media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
     """What makes the media of batches of stores.
 
     Args:
@@ -90,7 +90,7 @@ def media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
         PlanError: the stores are of several processors.
         InputError: a store elsewhere cannot be reached.
     """
-    find = _Finder(stores)
+    find = _StoreMediaFinder(stores)
     prepared = [
         (source.store, state)
         for source in find.sources
@@ -102,10 +102,10 @@ def media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
             f"{', '.join(sorted({str(state['name']) for _, state in prepared}))}. Prepare them with one."
         )
     store, state = prepared[0]
-    return BatchMedia(find, Processing(state, lambda: store.tokenizer.control), spec)
+    return BatchMedia(find, ProcessorContext(state, lambda: store.tokenizer.control), spec)
 
 
-def _refuse_cut(
+def _check_documents_whole(
     source: StoreSource, rows: Rows, spans: Ids, documents: Ids, media: Sequence[object]
 ) -> None:
     """Raise where a span is a part of a document with media: its features would be those of the whole."""
@@ -119,7 +119,7 @@ def _refuse_cut(
             )
 
 
-def _limits_of(store: Store) -> MediaLimits:
+def _read_limits(store: Store) -> MediaLimits:
     """The limits that a store was prepared with."""
     recipe = store.manifest.recipe if store.manifest else {}
     said = (recipe.get("reading") or {}).get("media") or {}

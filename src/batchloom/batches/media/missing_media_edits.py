@@ -10,14 +10,14 @@ from typing import Any
 
 from batchloom.core.errors import InputError, PlanError
 from batchloom.plan import Edit, Plan, with_journal
-from batchloom.store import Store, read_gone
+from batchloom.store import Store, read_missing_media
 
 # Documents of a source by its name, as an edit takes them.
-Gone = Mapping[str, tuple[int, ...]]
-_NOTE = "images or audio are gone"
+MissingDocuments = Mapping[str, tuple[int, ...]]
+_EDIT_NOTE = "images or audio are gone"
 
 
-def replacing(plan: Plan, files: Sequence[str]) -> tuple[Plan, Gone]:
+def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, MissingDocuments]:
     """The plan of a run that serves documents as padding from its first step on, and which these are.
 
     Args:
@@ -26,7 +26,7 @@ def replacing(plan: Plan, files: Sequence[str]) -> tuple[Plan, Gone]:
 
     Raises:
         InputError: a list cannot be read, or is of another store or generation.
-        PlanError, SettingsError: as :func:`without_gone`.
+        PlanError, SettingsError: as :func:`ban_missing_documents`.
     """
     if not files:
         return plan, {}
@@ -35,11 +35,11 @@ def replacing(plan: Plan, files: Sequence[str]) -> tuple[Plan, Gone]:
             "MediaOptions.replace is of a plan that can be edited, and this is a stream, or the order of one: prepare "
             "the data into a store, and leave order out."
         )
-    gone = gone_of(plan.stores, files)
-    return without_gone(plan, gone, 0), gone
+    gone = find_missing_documents(plan.stores, files)
+    return ban_missing_documents(plan, gone, 0), gone
 
 
-def gone_of(stores: Mapping[str, object], files: Sequence[str]) -> Gone:
+def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -> MissingDocuments:
     """The documents of a plan's sources that lists name.
 
     Args:
@@ -52,7 +52,7 @@ def gone_of(stores: Mapping[str, object], files: Sequence[str]) -> Gone:
     found: dict[str, set[int]] = {}
     opened = {name: store for name, store in stores.items() if isinstance(store, Store)}
     for file in files:
-        listed = read_gone(Path(file))
+        listed = read_missing_media(Path(file))
         known = {one.fingerprint: one.documents for one in listed.subsets.values()}
         ours = {name: known[s.fingerprint] for name, s in opened.items() if s.fingerprint in known}
         if not ours:
@@ -66,7 +66,7 @@ def gone_of(stores: Mapping[str, object], files: Sequence[str]) -> Gone:
     return {name: tuple(sorted(some)) for name, some in sorted(found.items()) if some}
 
 
-def without_gone(plan: Plan, gone: Gone, step: int) -> Plan:
+def ban_missing_documents(plan: Plan, gone: MissingDocuments, step: int) -> Plan:
     """The plan that serves documents as padding from a step on, as far as it does not yet.
 
     Args:
@@ -90,10 +90,12 @@ def without_gone(plan: Plan, gone: Gone, step: int) -> Plan:
         return plan
     step -= step % max(plan.spec.group_by_length, 1)
     ban = {name: numbers for name, numbers in new.items() if numbers}
-    return plan.edited(Edit(step=step, ban=ban, note=_NOTE))
+    return plan.edited(Edit(step=step, ban=ban, note=_EDIT_NOTE))
 
 
-def resumed(plan: Plan, gone: Gone, state: dict[str, Any]) -> tuple[Plan, int]:
+def resume_with_missing(
+    plan: Plan, gone: MissingDocuments, state: dict[str, Any]
+) -> tuple[Plan, int]:
     """The plan that goes on from a state, and its position there.
 
     What the state's journal does not ban yet is banned from there on: what was served before stays as it was.
@@ -105,13 +107,13 @@ def resumed(plan: Plan, gone: Gone, state: dict[str, Any]) -> tuple[Plan, int]:
 
     Raises:
         StateError: it is of another plan.
-        PlanError, SettingsError: as :func:`without_gone`.
+        PlanError, SettingsError: as :func:`ban_missing_documents`.
     """
     if gone:
         bare = Plan(plan.orders.data, plan.spec, (), plan.orders)
-        plan = bare if plan.edits == without_gone(bare, gone, 0).edits else plan
+        plan = bare if plan.edits == ban_missing_documents(bare, gone, 0).edits else plan
     plan = with_journal(plan, state)
     position = plan.resume(state)
     if not gone:
         return plan, position
-    return without_gone(plan, gone, plan.orders.course.step_at(position)[0]), position
+    return ban_missing_documents(plan, gone, plan.orders.course.step_at(position)[0]), position

@@ -1,8 +1,15 @@
-from .column_mapping import as_found as as_found, mapping_problems as mapping_problems
-from .detection import Shape as Shape
+from .column_mapping import (
+    find_mapping_problems as find_mapping_problems,
+    match_mapping_columns as match_mapping_columns,
+)
+from .detection import RecordShape as RecordShape
 from .prompt_answer import parse_messages as parse_messages
-from .record_columns import listed as listed, says_something as says_something, value_at as value_at
+from .record_columns import (
+    format_columns as format_columns,
+    get_column_value as get_column_value,
+    is_non_empty as is_non_empty,
+)
 from .record_keys import unused_message_keys as unused_message_keys
-from .record_parser import Read as Read, Record as Record
+from .record_parser import ParsedRecord as ParsedRecord, RecordReader as RecordReader
 from .schemas import Schema as Schema
 from .token_rows import TokenRow as TokenRow

@@ -3,18 +3,18 @@
 import re
 from collections.abc import Container, Iterable, Mapping
 
-from batchloom.chat.schema.schemas import FORMS, INTERLEAVED, ROLES
-from batchloom.core.settings import nearest, raise_problems
+from batchloom.chat.schema.schemas import COLUMN_ROLES, FORM_RULES, INTERLEAVED_RULE
+from batchloom.core.settings import raise_problems, suggest
 
-_HEAD = re.compile(r"[^.\[\]]+")
+_FIRST_PATH_STEP = re.compile(r"[^.\[\]]+")
 
 # What people call a role: the known names of its columns.
-_KNOWN_AS = {
+_ROLE_BY_COLUMN = {
     name: role
-    for rule in FORMS
+    for rule in FORM_RULES
     for role, names in (*rule.required.items(), *rule.optional.items())
     for name in names
-    if name not in ROLES
+    if name not in COLUMN_ROLES
 }
 
 
@@ -38,33 +38,33 @@ def parse_mapping(text: str) -> dict[str, str]:
             problems.append(f"map.{role}: named twice, as {mapping[role]!r} and {column!r}")
         else:
             mapping[role] = column
-    raise_problems(problems + mapping_problems(mapping))
+    raise_problems(problems + find_mapping_problems(mapping))
     return mapping
 
 
-def as_found(mapping: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+def match_mapping_columns(mapping: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """The mapping with columns by their very names, where these have white space at their ends."""
     known = dict.fromkeys(names)
     bare = {name.strip(): name for name in reversed(known) if isinstance(name, str)}
-    return {role: _as_found(column, known, bare) for role, column in mapping.items()}
+    return {role: _match_column(column, known, bare) for role, column in mapping.items()}
 
 
-def _as_found(column: str, known: Container[str], bare: Mapping[str, str]) -> str:
+def _match_column(column: str, known: Container[str], bare: Mapping[str, str]) -> str:
     if column in known or column in bare:
         return column if column in known else bare[column]
     # Of a path such as answers.text[0] the first step is a column.
-    head = _HEAD.match(column)
+    head = _FIRST_PATH_STEP.match(column)
     if head is None or head[0] in known:
         return column
     return bare.get(head[0], head[0]) + column[head.end() :]
 
 
-def mapping_problems(mapping: Mapping[str, str]) -> list[str]:
+def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
     """What is wrong with a mapping of roles to columns, one sentence each."""
     problems = [
-        f"map.{role}: unknown role{_meant(role)}; roles are {', '.join(ROLES)}"
+        f"map.{role}: unknown role{_suggest_role(role)}; roles are {', '.join(COLUMN_ROLES)}"
         for role in mapping
-        if role not in ROLES
+        if role not in COLUMN_ROLES
     ]
     problems += [
         f"map.{role}: {column!r} is not the name of a column"
@@ -72,24 +72,24 @@ def mapping_problems(mapping: Mapping[str, str]) -> list[str]:
         if not isinstance(column, str)
     ]
     named = {role for role, column in mapping.items() if column}
-    if not problems and not any(named <= rule.roles for rule in (*FORMS, INTERLEAVED)):
+    if not problems and not any(named <= rule.roles for rule in (*FORM_RULES, INTERLEAVED_RULE)):
         problems.append(
             f"map: no record has {', '.join(sorted(named))} together; "
-            f"what goes together is {'; or '.join(_together(named))}"
+            f"what goes together is {'; or '.join(_find_role_conflicts(named))}"
         )
     return problems
 
 
-def _meant(role: str) -> str:
-    hint = nearest(role, [*ROLES, *_KNOWN_AS])
-    for name, known in _KNOWN_AS.items():
+def _suggest_role(role: str) -> str:
+    hint = suggest(role, [*COLUMN_ROLES, *_ROLE_BY_COLUMN])
+    for name, known in _ROLE_BY_COLUMN.items():
         hint = hint.replace(f"{name!r}", f"{known!r}")
     return hint
 
 
-def _together(named: set[str]) -> list[str]:
+def _find_role_conflicts(named: set[str]) -> list[str]:
     return [
         " + ".join((*rule.required, *(f"[{role}]" for role in rule.optional)))
-        for rule in FORMS
+        for rule in FORM_RULES
         if named & rule.roles
     ]

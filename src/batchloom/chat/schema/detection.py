@@ -4,20 +4,34 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from batchloom.chat.schema.column_mapping import as_found, mapping_problems
-from batchloom.chat.schema.record_columns import Row, label_of, listed, says_something, value_at
+from batchloom.chat.schema.column_mapping import find_mapping_problems, match_mapping_columns
+from batchloom.chat.schema.record_columns import (
+    Row,
+    format_columns,
+    get_column_value,
+    is_non_empty,
+    parse_label,
+)
 from batchloom.chat.schema.record_keys import check_first_records, drop_keys
-from batchloom.chat.schema.record_media import is_part_of_medium
-from batchloom.chat.schema.schemas import FORMS, INTERLEAVED, PROMPT, TURNS, Form, FormRule, Schema
-from batchloom.chat.schema.suggestions import unrecognised
+from batchloom.chat.schema.record_media import is_medium_part
+from batchloom.chat.schema.schemas import (
+    FORM_RULES,
+    INTERLEAVED_RULE,
+    PROMPT_COLUMNS,
+    TURN_COLUMNS,
+    FormRule,
+    Schema,
+    SchemaForm,
+)
+from batchloom.chat.schema.suggestions import unrecognised_schema_error
 from batchloom.chat.schema.turns import is_turns
 from batchloom.core.errors import SchemaError
-from batchloom.core.medium import KINDS
-from batchloom.core.settings import nearest, raise_problems
+from batchloom.core.medium import MEDIUM_KINDS
+from batchloom.core.settings import raise_problems, suggest
 
-Columns = dict[str, tuple[str, ...]]
+RoleColumns = dict[str, tuple[str, ...]]
 # Columns in order, each with what is told of its values.
-Shape = tuple[tuple[str, str | None], ...]
+RecordShape = tuple[tuple[str, str | None], ...]
 
 
 def detect_schema(
@@ -29,7 +43,7 @@ def detect_schema(
 ) -> Schema:
     """The schema of a source, from its first records.
 
-    Forms are tried in the order of ``FORMS``, and the first whose columns at least half of the
+    Forms are tried in the order of ``FORM_RULES``, and the first whose columns at least half of the
     records have is taken, else the one that most have. So a rendered ``text`` beside instruction
     and output (as in Alpaca) is not read: the conversation is rendered anew with the template at
     hand. ``--map text=text`` asks for the text itself.
@@ -47,59 +61,61 @@ def detect_schema(
             in another library that is not supported.
     """
     mapping, ignored = dict(mapping or {}), frozenset(ignore)
-    raise_problems(mapping_problems(mapping))
+    raise_problems(find_mapping_problems(mapping))
     if not records:
         raise SchemaError("no schema fits: there are no records; give an input that has some")
     if ignored:
         records = [drop_keys(row, ignored) for row in records]
-    mapping = as_found(mapping, (name for row in records for name in row))
-    _refuse_absent(records, mapping)
+    mapping = match_mapping_columns(mapping, (name for row in records for name in row))
+    _check_mapped_columns(records, mapping)
     left_out = frozenset(
         name
-        for rule in FORMS
+        for rule in FORM_RULES
         for role, names in rule.optional.items()
         if mapping.get(role) == ""
         for name in names
     )
-    schema = replace(_best(records, mapping, media=media), ignored=ignored, left_out=left_out)
+    schema = replace(
+        _find_best_schema(records, mapping, media=media), ignored=ignored, left_out=left_out
+    )
     check_first_records(records, schema)
     return schema
 
 
-def _best(records: Sequence[Row], mapping: Mapping[str, str], *, media: bool) -> Schema:
+def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], *, media: bool) -> Schema:
     """Return the first schema that fits at least half of the records, else the one that fits most."""
     named = {role for role, column in mapping.items() if column}
     best: tuple[int, Schema] | None = None
-    for rule in (*FORMS[:-1], INTERLEAVED, FORMS[-1]) if media else FORMS:
+    for rule in (*FORM_RULES[:-1], INTERLEAVED_RULE, FORM_RULES[-1]) if media else FORM_RULES:
         if not named <= rule.roles or any(mapping.get(role) == "" for role in rule.required):
             continue
-        fitting, schema = _fit(rule, records, mapping)
-        if schema is not None and rule is INTERLEAVED and not _any_media(schema, records):
+        fitting, schema = _fit_form(rule, records, mapping)
+        if schema is not None and rule is INTERLEAVED_RULE and not _has_any_media(schema, records):
             continue
         if schema is not None and 2 * fitting >= len(records):
             return schema
         if schema is not None and fitting > (best[0] if best else 0):
             best = fitting, schema
     if best is None:
-        raise unrecognised(records, mapping)
+        raise unrecognised_schema_error(records, mapping)
     return best[1]
 
 
-def shape_of(records: Sequence[Row]) -> Shape | None:
+def compute_record_shape(records: Sequence[Row]) -> RecordShape | None:
     """All that detection looks at in records of plain values that are alike: of one shape, one schema.
 
     Returns None where records differ, or hold lists or objects: those have to be looked at.
     """
-    shape: Shape | None = None
+    shape: RecordShape | None = None
     for row in records:
-        found = tuple((name, _trait(value)) for name, value in row.items())
+        found = tuple((name, _get_value_trait(value)) for name, value in row.items())
         if (shape or found) != found or any(trait is None for _, trait in found):
             return None
         shape = found
     return shape
 
 
-def _trait(value: Any) -> str | None:
+def _get_value_trait(value: Any) -> str | None:
     """What detection can tell of a plain value; None where it looks further into it."""
     if value is None:
         return "null"
@@ -108,70 +124,73 @@ def _trait(value: Any) -> str | None:
             return "empty"
         if is_turns(value):
             return "turns"
-        return "label" if label_of(value) is not None else "text"
+        return "label" if parse_label(value) is not None else "text"
     if isinstance(value, bool | int | float):
-        return "number" if label_of(value) is None else "number of a label"
+        return "number" if parse_label(value) is None else "number of a label"
     return None
 
 
-def _refuse_absent(records: Sequence[Row], mapping: Mapping[str, str]) -> None:
+def _check_mapped_columns(records: Sequence[Row], mapping: Mapping[str, str]) -> None:
     problems = []
     columns = dict.fromkeys(name for row in records for name in row)
     for role, column in mapping.items():
-        if column and all(value_at(row, column) is None for row in records):
+        if column and all(get_column_value(row, column) is None for row in records):
             problems.append(
-                f"--map {role}={column}: no column {column!r}{nearest(column, columns)}"
+                f"--map {role}={column}: no column {column!r}{suggest(column, columns)}"
             )
     if problems:
         sentence = (
-            f"{'; '.join(problems)}; the records have {listed(columns)}: name columns that every input has, give "
+            f"{'; '.join(problems)}; the records have {format_columns(columns)}: name columns that every input "
+            f"has, give "
             "inputs with other columns apart, or each with a mapping of its own in a YAML manifest"
         )
         raise SchemaError(sentence, list(columns))
 
 
-def _fit(
+def _fit_form(
     rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]
 ) -> tuple[int, Schema | None]:
     """How many records have what the form needs, and the schema; None where none has."""
-    columns: Columns = {}
+    columns: RoleColumns = {}
     for role, names in rule.required.items():
-        column = _pick(rule.form, role, names, records, mapping)
+        column = _choose_column(rule.form, role, names, records, mapping)
         if column is None:
             return 0, None
         columns[role] = (column,)
     fitting = sum(
-        all(_holds(rule.form, role, row, columns[role][0], mapping) for role in rule.required)
+        all(_holds_role(rule.form, role, row, columns[role][0], mapping) for role in rule.required)
         for row in records
     )
-    single = _single_answers(records, columns) if rule.form == "pair" else False
+    single = _has_single_answers(records, columns) if rule.form == "pair" else False
     used = {names[0] for names in columns.values()}
     for role, names in rule.optional.items():
-        known = (*PROMPT, *TURNS) if role == "prompt" and single else names
-        if found := _optional(rule.form, role, known, records, mapping, used):
+        known = (*PROMPT_COLUMNS, *TURN_COLUMNS) if role == "prompt" and single else names
+        if found := _choose_optional_columns(rule.form, role, known, records, mapping, used):
             columns[role] = found
     if not fitting:
         return 0, None
-    late = _late(rule, columns, records, mapping)
+    late = _find_late_columns(rule, columns, records, mapping)
     mapped = any(mapping.get(role) for role in rule.required)
-    return fitting, Schema(rule.form, columns, _description(rule, columns, records), late, mapped)
+    return fitting, Schema(
+        rule.form, columns, _describe_schema(rule, columns, records), late, mapped
+    )
 
 
-def _any_media(schema: Schema, records: Sequence[Row]) -> bool:
+def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
     """Whether any record names a medium beside its text, or in it."""
-    beside = [name for kind in KINDS for name in schema.columns.get(f"{kind}s", ())]
+    beside = [name for kind in MEDIUM_KINDS for name in schema.columns.get(f"{kind}s", ())]
     column = schema.columns["text"][0]
     for row in records:
-        value = value_at(row, column)
-        if isinstance(value, list) and any(map(is_part_of_medium, value)):
+        value = get_column_value(row, column)
+        if isinstance(value, list) and any(map(is_medium_part, value)):
             return True
-        if any(says_something(value_at(row, name)) for name in beside):
+        if any(is_non_empty(get_column_value(row, name)) for name in beside):
             return True
     return False
 
 
-def _pick(
-    form: Form,
+def _choose_column(
+    form: SchemaForm,
     role: str,
     names: Sequence[str],
     records: Sequence[Row],
@@ -181,7 +200,7 @@ def _pick(
     if role in mapping:
         return mapping[role] or None
     counts = {
-        name: sum(_holds(form, role, row, name, mapping) for row in records) for name in names
+        name: sum(_holds_role(form, role, row, name, mapping) for row in records) for name in names
     }
     for name, count in counts.items():
         if 2 * count >= len(records):
@@ -190,8 +209,8 @@ def _pick(
     return most if most is not None and counts[most] else None
 
 
-def _optional(
-    form: Form,
+def _choose_optional_columns(
+    form: SchemaForm,
     role: str,
     names: Sequence[str],
     records: Sequence[Row],
@@ -209,58 +228,59 @@ def _optional(
     free = tuple(name for name in names if name not in used)
     if role in mapping or not free:
         return ()
-    if role in _CERTAIN:
-        column = _pick(form, role, free, records, mapping)
-        if role == "label" and column and not _mostly_labels(column, records):
+    if role in _ALL_OR_NONE_ROLES:
+        column = _choose_column(form, role, free, records, mapping)
+        if role == "label" and column and not _holds_mostly_labels(column, records):
             # The classes of some other task, which happen to begin at 0.
             return ()
         return (column,) if column else ()
     return free
 
 
-def _late(
-    rule: FormRule, columns: Columns, records: Sequence[Row], mapping: Mapping[str, str]
-) -> Columns:
+def _find_late_columns(
+    rule: FormRule, columns: RoleColumns, records: Sequence[Row], mapping: Mapping[str, str]
+) -> RoleColumns:
     """The columns of roles every record or none must have, which none of the first records has."""
     used = {name for names in columns.values() for name in names}
     free = {
         role: tuple(
             name
             for name in rule.optional[role]
-            if name not in used and not any(says_something(value_at(row, name)) for row in records)
+            if name not in used
+            and not any(is_non_empty(get_column_value(row, name)) for row in records)
         )
-        for role in _CERTAIN
+        for role in _ALL_OR_NONE_ROLES
         if role in rule.optional and role not in columns and role not in mapping
     }
     return {role: names for role, names in free.items() if names}
 
 
-_CERTAIN = ("prompt", "label", "labels", "loss_mask", "attention_mask")
+_ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "attention_mask")
 
 
-def _mostly_labels(column: str, records: Sequence[Row]) -> bool:
-    values = [v for row in records if (v := value_at(row, column)) is not None]
-    return 2 * sum(label_of(value) is not None for value in values) >= len(values)
+def _holds_mostly_labels(column: str, records: Sequence[Row]) -> bool:
+    values = [v for row in records if (v := get_column_value(row, column)) is not None]
+    return 2 * sum(parse_label(value) is not None for value in values) >= len(values)
 
 
-def _speech(value: Any) -> bool:
+def _is_speech_value(value: Any) -> bool:
     return isinstance(value, str | dict) or (isinstance(value, list) and is_turns(value))
 
 
-def _series(value: Any) -> bool:
+def _is_number_series(value: Any) -> bool:
     # numpy's arrays too, as Parquet readers give them.
     return isinstance(value, list | tuple) or hasattr(value, "__array__")
 
 
-_LOOKS: dict[str, Callable[[Any], bool]] = {
+_ROLE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "messages": is_turns,
     "text": lambda value: isinstance(value, str),
-    "label": lambda value: label_of(value) is not None,
-    **dict.fromkeys(("input_ids", "labels", "loss_mask", "attention_mask"), _series),
+    "label": lambda value: parse_label(value) is not None,
+    **dict.fromkeys(("input_ids", "labels", "loss_mask", "attention_mask"), _is_number_series),
 }
 
 
-def _pieces(value: Any) -> bool:
+def _is_text_or_parts(value: Any) -> bool:
     """Whether a value is a text, or a list of texts, nulls and typed parts."""
     return isinstance(value, str) or (
         isinstance(value, list)
@@ -272,31 +292,37 @@ def _pieces(value: Any) -> bool:
     )
 
 
-def _holds(form: Form, role: str, row: Row, column: str, mapping: Mapping[str, str]) -> bool:
+def _holds_role(
+    form: SchemaForm, role: str, row: Row, column: str, mapping: Mapping[str, str]
+) -> bool:
     """Whether the column holds something of this role; one a person named is taken at their word."""
-    value = value_at(row, column)
+    value = get_column_value(row, column)
     if value is None or role in mapping:
         return value is not None
-    if role == "messages" and _one_message(row.get("chosen")) and _one_message(row.get("rejected")):
+    if (
+        role == "messages"
+        and _is_single_message(row.get("chosen"))
+        and _is_single_message(row.get("rejected"))
+    ):
         # LLaMA-Factory's ranking sets: the turns are the prompt, the answers stand beside them.
         return False
     if form == "interleaved":
-        return _pieces(value)
-    if column in TURNS:
+        return _is_text_or_parts(value)
+    if column in TURN_COLUMNS:
         return is_turns(value)
-    return _LOOKS.get(role, _speech)(value)
+    return _ROLE_CHECKS.get(role, _is_speech_value)(value)
 
 
-def _one_message(value: Any) -> bool:
+def _is_single_message(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _single_answers(records: Sequence[Row], columns: Columns) -> bool:
+def _has_single_answers(records: Sequence[Row], columns: RoleColumns) -> bool:
     chosen = columns["chosen"][0]
-    return any(_one_message(value_at(row, chosen)) for row in records)
+    return any(_is_single_message(get_column_value(row, chosen)) for row in records)
 
 
-def _description(rule: FormRule, columns: Columns, records: Sequence[Row]) -> str:
+def _describe_schema(rule: FormRule, columns: RoleColumns, records: Sequence[Row]) -> str:
     roles = [role for role in ("prompt", *rule.required) if role in columns]
     read = "/".join(columns[role][0] for role in dict.fromkeys(roles))
     extra = [
@@ -304,14 +330,14 @@ def _description(rule: FormRule, columns: Columns, records: Sequence[Row]) -> st
         for role in rule.optional
         if role in columns and role not in ("prompt", "label")
         for name in columns[role]
-        if any(says_something(value_at(row, name)) for row in records)
+        if any(is_non_empty(get_column_value(row, name)) for row in records)
     ]
-    return f"{read} -> {_result(rule, columns, records)}" + (
+    return f"{read} -> {_describe_result(rule, columns, records)}" + (
         f", with {' and '.join(extra)}" if extra else ""
     )
 
 
-def _result(rule: FormRule, columns: Columns, records: Sequence[Row]) -> str:
+def _describe_result(rule: FormRule, columns: RoleColumns, records: Sequence[Row]) -> str:
     if rule.form == "text":
         return "plain text"
     if rule.form == "interleaved":
@@ -322,7 +348,7 @@ def _result(rule: FormRule, columns: Columns, records: Sequence[Row]) -> str:
         return "preference pairs" + ("" if "prompt" in columns else ", the prompt in both")
     first = "messages" if rule.form == "messages" else "prompt"
     shown = next(
-        (v for row in records if (v := value_at(row, columns[first][0])) is not None), None
+        (v for row in records if (v := get_column_value(row, columns[first][0])) is not None), None
     )
     turns = "2 turns" if first == "prompt" and isinstance(shown, str) else "all turns"
     if isinstance(shown, list) and shown and isinstance(shown[0], dict) and "from" in shown[0]:

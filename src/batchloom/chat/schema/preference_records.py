@@ -3,39 +3,39 @@
 from collections.abc import Callable
 
 from batchloom.chat.schema.prompt_answer import (
-    Column,
-    Frame,
-    asked_reader,
-    demand_answer,
-    full_text,
+    ConversationContext,
+    RoleColumn,
+    make_prompt_reader,
+    make_turns,
     parse_json_messages,
-    spoken,
+    require_answer,
+    require_text,
 )
 from batchloom.chat.schema.record_columns import Row
-from batchloom.chat.schema.schemas import TURNS, Schema
+from batchloom.chat.schema.schemas import TURN_COLUMNS, Schema
 from batchloom.chat.schema.turns import Turns, read_turns
-from batchloom.core.conversation import Pair
+from batchloom.core.conversation import PreferencePair
 from batchloom.core.errors import UnusableRecordError
 
-_LEADS = ("system", "developer")
+_LEADING_ROLES = ("system", "developer")
 
 
-def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
+def make_pair_reader(schema: Schema) -> Callable[[Row], PreferencePair]:
     """A function from a record to its pair.
 
     Without a prompt column the turns both begin with are the prompt; two texts stay two texts, since
     nothing says where the prompt ends in them. Answers are a text, a message, a list of messages,
     or the whole conversation that begins with the prompt.
     """
-    chosen, rejected = Column.of(schema, "chosen"), Column.of(schema, "rejected")
-    asked = asked_reader(schema) if "prompt" in schema.columns else None
-    frame = Frame.of(schema)
+    chosen, rejected = RoleColumn.of(schema, "chosen"), RoleColumn.of(schema, "rejected")
+    asked = make_prompt_reader(schema) if "prompt" in schema.columns else None
+    frame = ConversationContext.of(schema)
     sides = chosen.names[0], rejected.names[0]
     prompt_name = next(iter(schema.columns.get("prompt", ())), "")
     # The turns may be JSON text where the other side is plain text.
-    turns_only = chosen.names[0] in TURNS
+    turns_only = chosen.names[0] in TURN_COLUMNS
 
-    def read(row: Row) -> Pair:
+    def read(row: Row) -> PreferencePair:
         row = parse_json_messages(row, sides, prompt_name)
         good, bad = chosen.get(row), rejected.get(row)
         if good == bad and good is not None:
@@ -44,38 +44,38 @@ def pair_reader(schema: Schema) -> Callable[[Row], Pair]:
             )
         texts = isinstance(good, str) and isinstance(bad, str) and not turns_only
         if asked is None and texts:
-            pair = full_text(row, chosen, good), full_text(row, rejected, bad)
+            pair = require_text(row, chosen, good), require_text(row, rejected, bad)
             if good.lstrip()[0] != bad.lstrip()[0]:
-                raise _no_prompt(chosen.names[0], rejected.names[0])
-            return Pair(*pair)
+                raise _missing_prompt_error(chosen.names[0], rejected.names[0])
+            return PreferencePair(*pair)
         prompt = asked(row) if asked is not None else None
         if turns_only and good is not None:
             best = read_turns(good, chosen.names[0])
         else:
-            best = spoken(row, chosen, good, "assistant")
-        turns = best, spoken(row, rejected, bad, "assistant")
+            best = make_turns(row, chosen, good, "assistant")
+        turns = best, make_turns(row, rejected, bad, "assistant")
         if prompt is None and isinstance(bad, str) and len(best[0]) > 1:
             # As in ms-swift, a rejected text replaces the last turn of the conversation.
-            prompt, answer = _split_last(best)
+            prompt, answer = _split_last_turn(best)
             turns = answer, turns[1]
         if prompt is None:
-            prompt, turns = _common_prompt(turns, chosen.names[0], rejected.names[0])
+            prompt, turns = _split_common_prompt(turns, chosen.names[0], rejected.names[0])
         ends = [
-            _after(prompt, end, column.names[0])
+            _split_answer(prompt, end, column.names[0])
             for end, column in zip(turns, (chosen, rejected), strict=True)
         ]
-        return Pair(*(frame.conversation(row, *end, completion=True) for end in ends))
+        return PreferencePair(*(frame.conversation(row, *end, completion=True) for end in ends))
 
     return read
 
 
-def _split_last(turns: Turns) -> tuple[Turns, Turns]:
+def _split_last_turn(turns: Turns) -> tuple[Turns, Turns]:
     """Split a conversation into its prompt and its last turn."""
     messages, flags = turns
     return (messages[:-1], flags[:-1]), (messages[-1:], flags[-1:])
 
 
-def _common_prompt(
+def _split_common_prompt(
     turns: tuple[Turns, Turns], chosen: str, rejected: str
 ) -> tuple[Turns, tuple[Turns, Turns]]:
     """The turns two conversations begin with, and how each goes on."""
@@ -84,30 +84,30 @@ def _common_prompt(
     while same < min(len(good), len(bad)) and good[same] == bad[same]:
         same += 1
     if not any(message["role"] == "user" for message in good[:same]):
-        raise _no_prompt(chosen, rejected)
+        raise _missing_prompt_error(chosen, rejected)
     return (
         (good[:same], good_flags[:same]),
         ((good[same:], good_flags[same:]), (bad[same:], bad_flags[same:])),
     )
 
 
-def _no_prompt(chosen: str, rejected: str) -> UnusableRecordError:
+def _missing_prompt_error(chosen: str, rejected: str) -> UnusableRecordError:
     return UnusableRecordError(
         f"columns {chosen!r} and {rejected!r} do not begin with the same prompt; "
         "name the column that holds it with --map prompt=..."
     )
 
 
-def _after(prompt: Turns, end: Turns, name: str) -> tuple[Turns, Turns]:
+def _split_answer(prompt: Turns, end: Turns, name: str) -> tuple[Turns, Turns]:
     """Prompt and answer, where the answer may be the whole conversation with the prompt in it."""
-    demand_answer(end, name)
+    require_answer(end, name)
     (asked, _), (messages, flags) = prompt, end
     first = messages[0]["role"]
     # A whole conversation may begin with a system turn the prompt does not show.
-    for stop in (len(asked), len(asked) + 1 if first in _LEADS else 0):
+    for stop in (len(asked), len(asked) + 1 if first in _LEADING_ROLES else 0):
         if 0 < stop < len(messages) and messages[stop - len(asked) : stop] == asked:
             return (messages[:stop], flags[:stop]), (messages[stop:], flags[stop:])
-    if first in (*_LEADS, "user") and any(message["role"] == "user" for message in asked):
+    if first in (*_LEADING_ROLES, "user") and any(message["role"] == "user" for message in asked):
         raise UnusableRecordError(
             f"column {name!r} begins with a {first} turn and not with the prompt; "
             "where it holds whole conversations leave the prompt out with --map prompt="

@@ -6,85 +6,85 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from batchloom.chat.schema.record_columns import (
-    Lookup,
+    ColumnLookup,
     Row,
-    absent,
-    heads,
-    lookup,
-    says_something,
-    value_at,
+    get_column_value,
+    is_non_empty,
+    make_column_lookup,
+    missing_column_error,
+    top_level_columns,
 )
-from batchloom.chat.schema.record_keys import messages_in
+from batchloom.chat.schema.record_keys import list_messages
 from batchloom.chat.schema.schemas import Schema
-from batchloom.chat.schema.turns import Turns, empty, read_tools, read_turns
+from batchloom.chat.schema.turns import Turns, is_empty_text, read_tools, read_turns
 from batchloom.core.conversation import Conversation
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.wording import BYTES_REMEDY, kind_of
+from batchloom.core.wording import BYTES_REMEDY, describe_json_type
 
-_MESSAGES = re.compile(r"\s*\[\s*\{")
+_MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
 NO_TURNS: Turns = ([], [])
-_MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio"})
+_MEDIA_ROLES = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Column:
+class RoleColumn:
     """The columns of one role and how they are looked up; a role the schema has not holds nothing."""
 
     role: str
     names: tuple[str, ...]
-    get: Lookup
+    get: ColumnLookup
 
     @classmethod
-    def of(cls, schema: Schema, role: str) -> "Column":
+    def of(cls, schema: Schema, role: str) -> "RoleColumn":
         """The columns a schema has for this role."""
         names = schema.columns.get(role, ())
-        return cls(role, names, lookup(names))
+        return cls(role, names, make_column_lookup(names))
 
     def name(self, row: Row, value: Any) -> str:
         """The column that holds this value of the record."""
-        return next((n for n in self.names if value_at(row, n) is value), self.names[0])
+        return next((n for n in self.names if get_column_value(row, n) is value), self.names[0])
 
 
-def asked_reader(schema: Schema) -> Callable[[Row], Turns]:
+def make_prompt_reader(schema: Schema) -> Callable[[Row], Turns]:
     """A function to the turns before the answer: history, and the prompt joined with its context."""
-    prompt, context = Column.of(schema, "prompt"), Column.of(schema, "context")
-    history = Column.of(schema, "history")
+    prompt, context = RoleColumn.of(schema, "prompt"), RoleColumn.of(schema, "context")
+    history = RoleColumn.of(schema, "history")
     ask, more, before = prompt.get, context.get, history.get
-    around = heads((*context.names, *history.names))
+    around = top_level_columns((*context.names, *history.names))
 
     def asked(row: Row) -> Turns:
         value = ask(row)
-        turns = spoken(row, prompt, value, "user")
+        turns = make_turns(row, prompt, value, "user")
         if around.isdisjoint(row):
             return turns
         extra = more(row)
-        if says_something(extra):
+        if is_non_empty(extra):
             if not isinstance(extra, str):
-                raise not_text(row, context, extra)
+                raise not_text_error(row, context, extra)
             if not isinstance(value, str):
                 raise UnusableRecordError(
                     f"column {context.name(row, extra)!r} cannot join a prompt that is a list of messages; "
                     "leave it out with --map context="
                 )
-            if not empty(extra):
+            if not is_empty_text(extra):
                 turns = [{"role": "user", "content": f"{value}\n{extra}"}], []
         past = before(row)
-        if not says_something(past):
+        if not is_non_empty(past):
             return turns
-        return joined((_past(past, history.name(row, past)), []), turns)
+        return concat_turns((_parse_history(past, history.name(row, past)), []), turns)
 
     return asked
 
 
-def _past(value: Any, name: str) -> list[dict[str, Any]]:
+def _parse_history(value: Any, name: str) -> list[dict[str, Any]]:
     """LLaMA-Factory's ``history``: a list of [prompt, response]."""
     turns = []
     for number, exchange in enumerate(value if isinstance(value, list) else [value]):
         if not (
             isinstance(exchange, list | tuple)
             and len(exchange) == 2
-            and all(isinstance(text, str) and not empty(text) for text in exchange)
+            and all(isinstance(text, str) and not is_empty_text(text) for text in exchange)
         ):
             raise UnusableRecordError(
                 f"{name}[{number}] is not a list of two texts, a prompt and its response; "
@@ -99,9 +99,9 @@ def _past(value: Any, name: str) -> list[dict[str, Any]]:
 
 def parse_messages(value: Any) -> Any:
     """Return the messages of JSON text, as CSV and Parquet hold them; any other value as it is."""
-    if not isinstance(value, str) or not _MESSAGES.match(value):
+    if not isinstance(value, str) or not _MESSAGES_PATTERN.match(value):
         return value
-    messages = messages_in(value)
+    messages = list_messages(value)
     whole = messages and all(
         isinstance(one.get("role", one.get("from")), str) and {"content", "value"} & one.keys()
         for one in messages
@@ -119,31 +119,31 @@ def parse_json_messages(row: Row, needed: tuple[str, ...], other: str = "") -> R
         needed: columns that must all hold messages.
         other: a column that is parsed with them if it holds some, too.
     """
-    values = {name: value_at(row, name) for name in needed}
+    values = {name: get_column_value(row, name) for name in needed}
     parsed = {name: parse_messages(value) for name, value in values.items()}
     if any(not isinstance(parsed[name], list) for name in needed) or parsed == values:
         return row
     if other:
-        parsed[other] = parse_messages(value_at(row, other))
+        parsed[other] = parse_messages(get_column_value(row, other))
     return {**row, **parsed}
 
 
-def spoken(row: Row, column: Column, value: Any, role: str) -> Turns:
+def make_turns(row: Row, column: RoleColumn, value: Any, role: str) -> Turns:
     """A text as the one turn of ``role``; a message or a list of messages as they are."""
     if isinstance(value, str):
-        if empty(value):
-            full_text(row, column, value)
+        if is_empty_text(value):
+            require_text(row, column, value)
         return [{"role": role, "content": value}], []
     if isinstance(value, dict):
         value = [value]
     if isinstance(value, list):
         return read_turns(value, column.name(row, value))
-    raise not_text(row, column, value)
+    raise not_text_error(row, column, value)
 
 
-def full_text(row: Row, column: Column, value: str) -> str:
+def require_text(row: Row, column: RoleColumn, value: str) -> str:
     """The text itself; a fault where there is nothing in it."""
-    if empty(value):
+    if is_empty_text(value):
         what = (
             "the prompt would be empty"
             if column.role == "prompt"
@@ -155,18 +155,18 @@ def full_text(row: Row, column: Column, value: str) -> str:
     return value
 
 
-def not_text(row: Row, column: Column, value: Any) -> UnusableRecordError:
+def not_text_error(row: Row, column: RoleColumn, value: Any) -> UnusableRecordError:
     """The fault of a column that is missing or holds something else than text."""
     if value is None:
-        return absent(row, column.role, column.names[0])
+        return missing_column_error(row, column.role, column.names[0])
     remedy = BYTES_REMEDY if isinstance(value, bytes) else "write it as a string"
     return UnusableRecordError(
-        f"column {column.name(row, value)!r} holds {kind_of(value)}, not text; "
+        f"column {column.name(row, value)!r} holds {describe_json_type(value)}, not text; "
         f"{remedy} or name another column with --map {column.role}=..."
     )
 
 
-def demand_answer(turns: Turns, name: str) -> None:
+def require_answer(turns: Turns, name: str) -> None:
     """Raise where no turn is the assistant's."""
     for message in reversed(turns[0]):
         if message["role"] == "assistant":
@@ -178,29 +178,29 @@ def demand_answer(turns: Turns, name: str) -> None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ConversationContext:
     """What stands around the turns of any conversation: system and tools."""
 
-    system: Column
-    tools: Column
+    system: RoleColumn
+    tools: RoleColumn
     heads: frozenset[str]
 
     @classmethod
-    def of(cls, schema: Schema) -> "Frame":
+    def of(cls, schema: Schema) -> "ConversationContext":
         """What a schema has around its turns."""
-        system, tools = Column.of(schema, "system"), Column.of(schema, "tools")
-        return cls(system, tools, _MEDIA | heads((*system.names, *tools.names)))
+        system, tools = RoleColumn.of(schema, "system"), RoleColumn.of(schema, "tools")
+        return cls(system, tools, _MEDIA_ROLES | top_level_columns((*system.names, *tools.names)))
 
     def conversation(
         self, row: Row, before: Turns, after: Turns = NO_TURNS, *, completion: bool = False
     ) -> Conversation:
         """The conversation of a record: system, ``before``, ``after``; completion begins at ``after``."""
-        messages, trained = joined(before, after) if after[0] else before
+        messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
         tools = None
         if not self.heads.isdisjoint(row):
-            _refuse_media(row)
-            led = self._led(row, messages)
+            _check_no_media(row)
+            led = self._prepend_system(row, messages)
             if led is not messages:
                 messages, start = led, start + 1
                 trained = [None, *trained] if trained else trained
@@ -208,13 +208,13 @@ class Frame:
                 tools = read_tools(value, self.tools.name(row, value))
         return Conversation(messages, tools, trained, start if completion else None)
 
-    def _led(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages with the system column before them, the same list where it adds nothing."""
         system = self.system.get(row)
-        if not says_something(system):
+        if not is_non_empty(system):
             return messages
         if not isinstance(system, str):
-            raise not_text(row, self.system, system)
+            raise not_text_error(row, self.system, system)
         if messages[0]["role"] not in ("system", "developer"):
             return [{"role": "system", "content": system}, *messages]
         if messages[0]["content"] == system:
@@ -226,7 +226,7 @@ class Frame:
         )
 
 
-def joined(before: Turns, after: Turns) -> Turns:
+def concat_turns(before: Turns, after: Turns) -> Turns:
     """Turns after turns, with their flags where either has some."""
     (first, said_first), (second, said_second) = before, after
     if not (said_first or said_second):
@@ -237,9 +237,9 @@ def joined(before: Turns, after: Turns) -> Turns:
     ]
 
 
-def _refuse_media(row: Row) -> None:
-    for name in sorted(_MEDIA & row.keys()):
-        if says_something(row[name]):
+def _check_no_media(row: Row) -> None:
+    for name in sorted(_MEDIA_ROLES & row.keys()):
+        if is_non_empty(row[name]):
             raise UnusableRecordError(
                 f"column {name!r} is not empty: images and audio are read with --processor, and not in preferences; "
                 "without that column the text alone is trained"

@@ -13,13 +13,13 @@ import orjson
 
 from batchloom.chat.schema.record_columns import (
     Row,
-    heads,
-    label_of,
-    listed,
-    says_something,
-    value_at,
+    format_columns,
+    get_column_value,
+    is_non_empty,
+    parse_label,
+    top_level_columns,
 )
-from batchloom.chat.schema.schemas import FORMS, INTERLEAVED, Kind, Schema
+from batchloom.chat.schema.schemas import FORM_RULES, INTERLEAVED_RULE, Schema, SchemaKind
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
@@ -40,7 +40,7 @@ def _is_user(value: Any) -> bool:
 
 
 def _is_false(value: Any) -> bool:
-    return label_of(value) is False
+    return parse_label(value) is False
 
 
 def _is_no_answer(value: Any) -> bool:
@@ -117,14 +117,14 @@ _LOSS_SCALE = UnsupportedKey(
     is_neutral=_is_one,
 )
 _PAIR_REMEDY = "prepare the pairs with --map chosen=...,rejected=..., or the conversations with --map messages=..."
-_OF_PAIR = UnsupportedKey(
+_PAIR_KEY = UnsupportedKey(
     "TRL and LLaMA-Factory",
     "makes the record a preference",
     _PAIR_REMEDY,
     is_neutral=_is_no_answer,
     of_form=True,
 )
-_OF_SWIFT_PAIR = _OF_PAIR._replace(library="ms-swift")
+_SWIFT_PAIR_KEY = _PAIR_KEY._replace(library="ms-swift")
 _KTO_TAG = UnsupportedKey(
     "LLaMA-Factory", "labels the answer good or bad", "name it with --map label=kto_tag"
 )
@@ -133,7 +133,7 @@ _GROUNDING = UnsupportedKey(
     "replaces <ref-object> and <bbox> in the contents",
     "write the values into the contents",
 )
-_MEDIA_OF_REJECTED = UnsupportedKey(
+_REJECTED_IMAGES = UnsupportedKey(
     "ms-swift", "holds the images of the rejected answer", "write pairs of text"
 )
 _CONTRAST = UnsupportedKey(
@@ -192,18 +192,18 @@ _ROW_OF_SEVERAL = UnsupportedKey(
 _TOKENS_TRAINED = "says which tokens are trained"
 
 
-def _used_columns(*kinds: Kind) -> frozenset[str]:
+def _used_columns(*kinds: SchemaKind) -> frozenset[str]:
     """Return the known column names of the forms that can become one of these kinds."""
     return frozenset(
         name
-        for rule in (*FORMS, INTERLEAVED)
+        for rule in (*FORM_RULES, INTERLEAVED_RULE)
         if kinds and not rule.kinds.isdisjoint(kinds)
         for names in (*rule.required.values(), *rule.optional.values())
         for name in names
     )
 
 
-COLUMNS: dict[Kind, KeyTable] = {
+COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
     "text": KeyTable(_used_columns("text"), _METADATA, {}),
     "interleaved": KeyTable(_used_columns("interleaved"), _METADATA, {}),
     "conversation": KeyTable(
@@ -211,10 +211,10 @@ COLUMNS: dict[Kind, KeyTable] = {
         _METADATA,
         {
             **_ANY_CONVERSATION,
-            "chosen": _OF_PAIR,
-            "rejected": _OF_PAIR,
-            "rejected_response": _OF_SWIFT_PAIR,
-            "rejected_messages": _OF_SWIFT_PAIR,
+            "chosen": _PAIR_KEY,
+            "rejected": _PAIR_KEY,
+            "rejected_response": _SWIFT_PAIR_KEY,
+            "rejected_messages": _SWIFT_PAIR_KEY,
         },
     ),
     "preference": KeyTable(
@@ -223,9 +223,9 @@ COLUMNS: dict[Kind, KeyTable] = {
         {
             **_ANY_CONVERSATION,
             "margin": _MARGIN,
-            "rejected_images": _MEDIA_OF_REJECTED,
-            "rejected_response": _OF_SWIFT_PAIR,
-            "rejected_messages": _OF_SWIFT_PAIR,
+            "rejected_images": _REJECTED_IMAGES,
+            "rejected_response": _SWIFT_PAIR_KEY,
+            "rejected_messages": _SWIFT_PAIR_KEY,
         },
     ),
     "tokens": KeyTable(
@@ -320,7 +320,7 @@ def has_effect(value: object, entry: UnsupportedKey) -> bool:
     if isinstance(value, dict):
         # Tables give every record all fields of an object, null where the record has none.
         value = {key: one for key, one in value.items() if one is not None}
-    return says_something(value) and value != {} and not entry.is_neutral(value)
+    return is_non_empty(value) and value != {} and not entry.is_neutral(value)
 
 
 def describe_unsupported(place: str, entry: UnsupportedKey, names: Sequence[str]) -> str:
@@ -337,10 +337,13 @@ def unsupported_columns(schema: Schema) -> dict[str, UnsupportedKey]:
     A mapping that names the form of the records has decided about columns that would make another form, and one that
     leaves out a role about its columns.
     """
-    used = heads(name for names in schema.columns.values() for name in names) | schema.left_out
+    used = (
+        top_level_columns(name for names in schema.columns.values() for name in names)
+        | schema.left_out
+    )
     return {
         name: entry
-        for name, entry in COLUMNS[schema.kind].unsupported.items()
+        for name, entry in COLUMN_TABLES[schema.kind].unsupported.items()
         if name not in used and not (schema.mapped and entry.of_form)
     }
 
@@ -370,14 +373,14 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
         return
     problems = [
         describe_unsupported(
-            f"column{'s' * (len(names) > 1)} {listed(names)} {'are' if len(names) > 1 else 'is'}",
+            f"column{'s' * (len(names) > 1)} {format_columns(names)} {'are' if len(names) > 1 else 'is'}",
             entry,
             names,
         )
         for entry, names in names_of.items()
     ]
-    sides = _OF_PAIR in names_of and any(
-        all(has_effect(row.get(name), _OF_PAIR) for name in ("chosen", "rejected"))
+    sides = _PAIR_KEY in names_of and any(
+        all(has_effect(row.get(name), _PAIR_KEY) for name in ("chosen", "rejected"))
         for row in records
     )
     raise SchemaError(
@@ -389,8 +392,11 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
 
 def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
     """Return the columns that hold something and are neither read nor known as metadata."""
-    table = COLUMNS[schema.kind]
-    known = heads(name for names in schema.columns.values() for name in names) | table.metadata
+    table = COLUMN_TABLES[schema.kind]
+    known = (
+        top_level_columns(name for names in schema.columns.values() for name in names)
+        | table.metadata
+    )
     unused = dict.fromkeys(
         name
         for row in records
@@ -400,7 +406,7 @@ def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
         and (
             has_effect(value, table.unsupported[name])
             if name in table.unsupported
-            else says_something(value)
+            else is_non_empty(value)
         )
     )
     return tuple(unused)
@@ -418,9 +424,9 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
         key
         for row in records
         for column in columns
-        for message in messages_in(value_at(row, column))
+        for message in list_messages(get_column_value(row, column))
         for key, value in message.items()
-        if key not in known and key not in ignored and says_something(value)
+        if key not in known and key not in ignored and is_non_empty(value)
     )
     return tuple(unused)
 
@@ -430,7 +436,7 @@ MESSAGES_PREFIX = "messages[]."
 TURN_ROLES = ("messages", "prompt", "completion", "response", "chosen", "rejected")
 
 
-def messages_in(value: object) -> list[dict[str, Any]]:
+def list_messages(value: object) -> list[dict[str, Any]]:
     """Return the messages of a column: a list, a single one, or JSON text of a list."""
     if isinstance(value, str):
         if not value.lstrip().startswith("["):
@@ -456,9 +462,11 @@ def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) ->
     kept = {name: value for name, value in row.items() if name not in ignored}
     ignored = _message_keys(ignored)
     for column in columns:
-        value = value_at(kept, column)
-        messages = messages_in(value)
-        if not any(ignored & keys.keys() for message in messages for keys in _levels(message)):
+        value = get_column_value(kept, column)
+        messages = list_messages(value)
+        if not any(
+            ignored & keys.keys() for message in messages for keys in _list_key_levels(message)
+        ):
             continue
         if isinstance(value, dict):
             kept[column] = _remove_keys(value, ignored)
@@ -476,7 +484,7 @@ def _message_keys(ignored: frozenset[str]) -> frozenset[str]:
     return frozenset(name.removeprefix(MESSAGES_PREFIX) for name in ignored)
 
 
-def _levels(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _list_key_levels(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return a message and the typed parts of its content."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
@@ -498,7 +506,7 @@ def _remove_keys(message: Mapping[str, Any], ignored: frozenset[str]) -> dict[st
 def describe_unreadable(records: Sequence[Row]) -> str:
     """Describe known columns of other libraries in records that fit no form; empty where there are none."""
     unsupported = {
-        name: entry for table in COLUMNS.values() for name, entry in table.unsupported.items()
+        name: entry for table in COLUMN_TABLES.values() for name, entry in table.unsupported.items()
     }
     found = [
         f"column {name!r} is not supported ({entry.library}: {entry.effect}): {entry.remedy}"

@@ -3,18 +3,23 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from batchloom.chat.schema.interleaved_records import interleaved_reader
-from batchloom.chat.schema.preference_records import pair_reader
+from batchloom.chat.schema.interleaved_records import make_interleaved_reader
+from batchloom.chat.schema.preference_records import make_pair_reader
 from batchloom.chat.schema.prompt_answer import (
-    Column,
-    Frame,
-    asked_reader,
-    demand_answer,
-    not_text,
+    ConversationContext,
+    RoleColumn,
+    make_prompt_reader,
+    make_turns,
+    not_text_error,
     parse_json_messages,
-    spoken,
+    require_answer,
 )
-from batchloom.chat.schema.record_columns import Row, absent, label_of, says_something
+from batchloom.chat.schema.record_columns import (
+    Row,
+    is_non_empty,
+    missing_column_error,
+    parse_label,
+)
 from batchloom.chat.schema.record_keys import (
     TURN_ROLES,
     UnsupportedKey,
@@ -22,19 +27,26 @@ from batchloom.chat.schema.record_keys import (
     drop_keys,
     unsupported_columns,
 )
-from batchloom.chat.schema.record_media import with_media
+from batchloom.chat.schema.record_media import make_media_reader
 from batchloom.chat.schema.schemas import Schema
 from batchloom.chat.schema.token_rows import TokenRow, read_token_row
 from batchloom.chat.schema.turns import read_turns
-from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
+from batchloom.core.conversation import (
+    Conversation,
+    InterleavedText,
+    LabelledConversation,
+    PreferencePair,
+)
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.wording import kind_of
+from batchloom.core.wording import describe_json_type
 
-Record = str | Interleaved | Conversation | Pair | Labelled | TokenRow
-Read = Callable[[Row], Record]
+ParsedRecord = (
+    str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow
+)
+RecordReader = Callable[[Row], ParsedRecord]
 
 
-def record_reader(schema: Schema, *, media: bool = False) -> Read:
+def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
     """A function from a record of this schema to what it holds, made once a source.
 
     Args:
@@ -46,44 +58,45 @@ def record_reader(schema: Schema, *, media: bool = False) -> Read:
     prompt or answer, with values of other types than text, with roles nobody knows, or with
     media that are not asked for, do not stand where they belong or are none.
     """
-    read = _reader(schema, media=media)
+    read = _make_reader(schema, media=media)
     if schema.late:
-        read = _refusing_late(read, schema.late)
+        read = _wrap_refuse_late(read, schema.late)
     if unsupported := unsupported_columns(schema):
-        read = _refusing_unsupported(read, unsupported)
-    return _dropping_ignored(read, schema) if schema.ignored else read
+        read = _wrap_refuse_unsupported(read, unsupported)
+    return _wrap_drop_ignored(read, schema) if schema.ignored else read
 
 
-def _reader(schema: Schema, *, media: bool) -> Read:
+def _make_reader(schema: Schema, *, media: bool) -> RecordReader:
     if schema.form == "text":
-        return _text_reader(Column.of(schema, "text"))
+        return _make_text_reader(RoleColumn.of(schema, "text"))
     if schema.form == "interleaved":
-        return interleaved_reader(schema)
+        return make_interleaved_reader(schema)
     if schema.form == "tokens":
         return lambda row: read_token_row(row, schema.columns)
     if schema.form == "pair":
-        return pair_reader(schema)
+        return make_pair_reader(schema)
     if schema.form == "messages":
-        read = _messages_reader(schema)
+        read = _make_messages_reader(schema)
     elif schema.form == "prompt-completion":
-        read = _completion_reader(schema)
+        read = _make_completion_reader(schema)
     else:
-        read = _instruction_reader(schema)
+        read = _make_instruction_reader(schema)
     if media:
-        read = with_media(schema, read)
-    return _labelled_reader(schema, read) if "label" in schema.columns else read
+        read = make_media_reader(schema, read)
+    return _make_labelled_reader(schema, read) if "label" in schema.columns else read
 
 
-def _refusing_late(read: Read, late: Mapping[str, tuple[str, ...]]) -> Read:
+def _wrap_refuse_late(read: RecordReader, late: Mapping[str, tuple[str, ...]]) -> RecordReader:
     roles = {name: role for role, names in late.items() for name in names}
     names = frozenset(roles)
 
-    def unless_late(row: Row) -> Record:
+    def unless_late(row: Row) -> ParsedRecord:
         if not names.isdisjoint(row):
             for name in names.intersection(row):
-                if says_something(row[name]):
+                if is_non_empty(row[name]):
                     raise UnusableRecordError(
-                        f"column {name!r} holds {kind_of(row[name])} where the first records have nothing: keep such "
+                        f"column {name!r} holds {describe_json_type(row[name])} where the first records have "
+                        f"nothing: keep such "
                         f"records in a file of their own, or leave the column out with --map {roles[name]}="
                     )
         return read(row)
@@ -91,10 +104,12 @@ def _refusing_late(read: Read, late: Mapping[str, tuple[str, ...]]) -> Read:
     return unless_late
 
 
-def _refusing_unsupported(read: Read, unsupported: Mapping[str, UnsupportedKey]) -> Read:
+def _wrap_refuse_unsupported(
+    read: RecordReader, unsupported: Mapping[str, UnsupportedKey]
+) -> RecordReader:
     names = frozenset(unsupported)
 
-    def unless_unsupported(row: Row) -> Record:
+    def unless_unsupported(row: Row) -> ParsedRecord:
         if not names.isdisjoint(row):
             check_columns(row, unsupported)
         return read(row)
@@ -102,85 +117,87 @@ def _refusing_unsupported(read: Read, unsupported: Mapping[str, UnsupportedKey])
     return unless_unsupported
 
 
-def _dropping_ignored(read: Read, schema: Schema) -> Read:
+def _wrap_drop_ignored(read: RecordReader, schema: Schema) -> RecordReader:
     columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
     return lambda row: read(drop_keys(row, schema.ignored, columns))
 
 
-def _text_reader(column: Column) -> Read:
+def _make_text_reader(column: RoleColumn) -> RecordReader:
     get = column.get
 
     def read(row: Row) -> str:
         value = get(row)
         if isinstance(value, str):
             return value
-        raise not_text(row, column, value)
+        raise not_text_error(row, column, value)
 
     return read
 
 
-def _messages_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    column = Column.of(schema, "messages")
-    get, name, frame = column.get, column.names[0], Frame.of(schema)
+def _make_messages_reader(schema: Schema) -> Callable[[Row], Conversation]:
+    column = RoleColumn.of(schema, "messages")
+    get, name, frame = column.get, column.names[0], ConversationContext.of(schema)
 
     def read(row: Row) -> Conversation:
         value = get(row)
         if value is None:
-            raise absent(row, column.role, name)
+            raise missing_column_error(row, column.role, name)
         turns = read_turns(value, name)
-        demand_answer(turns, name)
+        require_answer(turns, name)
         return frame.conversation(row, turns)
 
     return read
 
 
-def _instruction_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    asked, response = asked_reader(schema), Column.of(schema, "response")
-    answer, name, frame = response.get, response.names[0], Frame.of(schema)
+def _make_instruction_reader(schema: Schema) -> Callable[[Row], Conversation]:
+    asked, response = make_prompt_reader(schema), RoleColumn.of(schema, "response")
+    answer, name, frame = response.get, response.names[0], ConversationContext.of(schema)
 
     def read(row: Row) -> Conversation:
         prompt = asked(row)
-        answered = spoken(row, response, answer(row), "assistant")
-        demand_answer(answered, name)
+        answered = make_turns(row, response, answer(row), "assistant")
+        require_answer(answered, name)
         return frame.conversation(row, prompt, answered)
 
     return read
 
 
-def _completion_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    prompt, completion = Column.of(schema, "prompt"), Column.of(schema, "completion")
-    name, frame = completion.names[0], Frame.of(schema)
+def _make_completion_reader(schema: Schema) -> Callable[[Row], Conversation]:
+    prompt, completion = RoleColumn.of(schema, "prompt"), RoleColumn.of(schema, "completion")
+    name, frame = completion.names[0], ConversationContext.of(schema)
 
     def read(row: Row) -> Conversation:
         row = parse_json_messages(row, (prompt.names[0], name))
-        asked = spoken(row, prompt, prompt.get(row), "user")
-        answered = spoken(row, completion, completion.get(row), "assistant")
-        demand_answer(answered, name)
+        asked = make_turns(row, prompt, prompt.get(row), "user")
+        answered = make_turns(row, completion, completion.get(row), "assistant")
+        require_answer(answered, name)
         return frame.conversation(row, asked, answered, completion=True)
 
     return read
 
 
-def _labelled_reader(schema: Schema, read: Callable[[Row], Conversation]) -> Read:
-    column = Column.of(schema, "label")
+def _make_labelled_reader(schema: Schema, read: Callable[[Row], Conversation]) -> RecordReader:
+    column = RoleColumn.of(schema, "label")
 
-    def labelled(row: Row) -> Labelled:
+    def labelled(row: Row) -> LabelledConversation:
         label = column.get(row)
         if label is None:
-            raise absent(row, "label", column.names[0])
-        good = label_of(label)
+            raise missing_column_error(row, "label", column.names[0])
+        good = parse_label(label)
         if good is None:
-            shown = repr(label) if isinstance(label, int | float | str) else kind_of(label)
+            shown = (
+                repr(label) if isinstance(label, int | float | str) else describe_json_type(label)
+            )
             raise UnusableRecordError(
                 f"column {column.names[0]!r} holds {shown:.40}, not true (good) or false (bad); where it is something "
                 "else than a preference leave it out with --map label="
             )
-        return Labelled(_judged(read(row)), good)
+        return LabelledConversation(_mark_labelled_answer(read(row)), good)
 
     return labelled
 
 
-def _judged(conversation: Conversation) -> Conversation:
+def _mark_labelled_answer(conversation: Conversation) -> Conversation:
     """The conversation with the answer that a label is of: its completion, else its last turn."""
     if conversation.completion is not None:
         return conversation

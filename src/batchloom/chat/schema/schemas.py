@@ -8,20 +8,20 @@ role in the order in which they are taken.
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["text", "interleaved", "conversation", "preference", "tokens"]
-Form = Literal[
+SchemaKind = Literal["text", "interleaved", "conversation", "preference", "tokens"]
+SchemaForm = Literal[
     "messages", "pair", "prompt-completion", "instruction", "tokens", "interleaved", "text"
 ]
 
-PROMPT = ("instruction", "prompt", "question")
-RESPONSE = ("response", "output", "answer", "completion", "answers.text[0]")
-TURNS = ("messages", "conversations")
-_CONTEXT = ("input", "context")
-_SYSTEM = ("system", "system_prompt")
-_TOOLS = ("tools",)
-_LABEL = ("label", "kto_tag")
-_SWIFT_REJECTED = ("rejected_response", "rejected_messages")
-_MEDIA: dict[str, tuple[str, ...]] = {
+PROMPT_COLUMNS = ("instruction", "prompt", "question")
+RESPONSE_COLUMNS = ("response", "output", "answer", "completion", "answers.text[0]")
+TURN_COLUMNS = ("messages", "conversations")
+_CONTEXT_COLUMNS = ("input", "context")
+_SYSTEM_COLUMNS = ("system", "system_prompt")
+_TOOLS_COLUMNS = ("tools",)
+_LABEL_COLUMNS = ("label", "kto_tag")
+_SWIFT_REJECTED_COLUMNS = ("rejected_response", "rejected_messages")
+_MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
     "images": ("images", "image"),
     "audios": ("audios", "audio"),
     "videos": ("videos", "video"),
@@ -32,7 +32,7 @@ _MEDIA: dict[str, tuple[str, ...]] = {
 class FormRule:
     """One form: the roles it must have, and those it may have, each with its known names."""
 
-    form: Form
+    form: SchemaForm
     required: dict[str, tuple[str, ...]]
     optional: dict[str, tuple[str, ...]]
 
@@ -42,7 +42,7 @@ class FormRule:
         return {*self.required, *self.optional}
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[SchemaKind]:
         """The kinds of records that it can become."""
         if self.form in ("text", "interleaved", "tokens"):
             return frozenset((self.form,))
@@ -51,47 +51,66 @@ class FormRule:
         return frozenset(("conversation", "preference"))
 
 
-_HISTORY = ("history",)
-_AROUND_PAIR = {
-    "prompt": PROMPT,
-    "context": _CONTEXT,
-    "history": _HISTORY,
-    "system": _SYSTEM,
-    "tools": _TOOLS,
+_HISTORY_COLUMNS = ("history",)
+_PAIR_OPTIONAL_COLUMNS = {
+    "prompt": PROMPT_COLUMNS,
+    "context": _CONTEXT_COLUMNS,
+    "history": _HISTORY_COLUMNS,
+    "system": _SYSTEM_COLUMNS,
+    "tools": _TOOLS_COLUMNS,
 }
-FORMS = (
+FORM_RULES = (
     # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.
-    FormRule("pair", {"chosen": TURNS, "rejected": _SWIFT_REJECTED}, _AROUND_PAIR),
     FormRule(
         "pair",
-        {"prompt": PROMPT, "chosen": RESPONSE, "rejected": _SWIFT_REJECTED},
-        {"context": _CONTEXT, "history": _HISTORY, "system": _SYSTEM, "tools": _TOOLS},
+        {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
+        _PAIR_OPTIONAL_COLUMNS,
+    ),
+    FormRule(
+        "pair",
+        {"prompt": PROMPT_COLUMNS, "chosen": RESPONSE_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
+        {
+            "context": _CONTEXT_COLUMNS,
+            "history": _HISTORY_COLUMNS,
+            "system": _SYSTEM_COLUMNS,
+            "tools": _TOOLS_COLUMNS,
+        },
     ),
     FormRule(
         "messages",
-        {"messages": TURNS},
-        {"system": _SYSTEM, "tools": _TOOLS, "label": _LABEL, **_MEDIA},
+        {"messages": TURN_COLUMNS},
+        {
+            "system": _SYSTEM_COLUMNS,
+            "tools": _TOOLS_COLUMNS,
+            "label": _LABEL_COLUMNS,
+            **_MEDIA_COLUMNS,
+        },
     ),
     FormRule(
         "pair",
         {"chosen": ("chosen",), "rejected": ("rejected",)},
-        _AROUND_PAIR,
+        _PAIR_OPTIONAL_COLUMNS,
     ),
     FormRule(
         "prompt-completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
-        {"system": _SYSTEM, "tools": _TOOLS, "label": _LABEL, **_MEDIA},
+        {
+            "system": _SYSTEM_COLUMNS,
+            "tools": _TOOLS_COLUMNS,
+            "label": _LABEL_COLUMNS,
+            **_MEDIA_COLUMNS,
+        },
     ),
     FormRule(
         "instruction",
-        {"prompt": PROMPT, "response": RESPONSE},
+        {"prompt": PROMPT_COLUMNS, "response": RESPONSE_COLUMNS},
         {
-            "context": _CONTEXT,
-            "history": _HISTORY,
-            "system": _SYSTEM,
+            "context": _CONTEXT_COLUMNS,
+            "history": _HISTORY_COLUMNS,
+            "system": _SYSTEM_COLUMNS,
             "tools": (),
-            "label": _LABEL,
-            **_MEDIA,
+            "label": _LABEL_COLUMNS,
+            **_MEDIA_COLUMNS,
         },
     ),
     FormRule(
@@ -106,10 +125,14 @@ FORMS = (
     FormRule("text", {"text": ("text", "content")}, {}),
 )
 # Tried before texts where media are read: of these names the last ones are a text only beside a medium.
-INTERLEAVED = FormRule(
-    "interleaved", {"text": ("text", "content", "caption", "transcription", "texts")}, _MEDIA
+INTERLEAVED_RULE = FormRule(
+    "interleaved",
+    {"text": ("text", "content", "caption", "transcription", "texts")},
+    _MEDIA_COLUMNS,
 )
-ROLES = tuple(dict.fromkeys(role for rule in FORMS for role in (*rule.required, *rule.optional)))
+COLUMN_ROLES = tuple(
+    dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +151,7 @@ class Schema:
         left_out: columns of the roles that a mapping leaves out (``label=``).
     """
 
-    form: Form
+    form: SchemaForm
     columns: dict[str, tuple[str, ...]]
     description: str
     late: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -137,7 +160,7 @@ class Schema:
     left_out: frozenset[str] = frozenset()
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SchemaKind:
         """What a record becomes: a text, one with media, a conversation, a preference or token ids."""
         if self.form in ("text", "interleaved", "tokens"):
             return self.form

@@ -6,11 +6,11 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.chat.schema.record_columns import Row, absent, value_at
+from batchloom.chat.schema.record_columns import Row, get_column_value, missing_column_error
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.wording import kind_of
+from batchloom.core.wording import describe_json_type
 
-_UNTRAINED = -100
+_IGNORED_LABEL = -100
 
 
 @final
@@ -39,29 +39,29 @@ def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
             ids than ``input_ids``, masks of other numbers than 0 and 1, padding inside.
     """
     name = columns["input_ids"][0]
-    ids = _whole_numbers(row, "input_ids", name)
+    ids = _read_integers(row, "input_ids", name)
     if len(ids) and (worst := int(ids.argmin())) >= 0 and ids[worst] < 0:
         raise UnusableRecordError(f"{name}[{worst}] is {ids[worst]}: a token id is 0 or more")
     keep = slice(None)
     if "attention_mask" in columns:
-        keep = _without_padding(
-            _mask(row, "attention_mask", columns, ids), columns["attention_mask"][0]
+        keep = _find_unpadded_range(
+            _read_mask(row, "attention_mask", columns, ids), columns["attention_mask"][0]
         )
     trained: NDArray[np.bool_] | None = None
     if "labels" in columns:
-        trained = _labelled(row, columns, ids, keep)
+        trained = _read_label_mask(row, columns, ids, keep)
     if "loss_mask" in columns:
-        mask = _mask(row, "loss_mask", columns, ids)
+        mask = _read_mask(row, "loss_mask", columns, ids)
         trained = mask if trained is None else trained & mask
     return TokenRow(ids[keep], None if trained is None else trained[keep])
 
 
-def _labelled(
+def _read_label_mask(
     row: Row, columns: dict[str, tuple[str, ...]], ids: NDArray[np.int64], keep: slice
 ) -> NDArray[np.bool_]:
     name = columns["labels"][0]
-    labels = _same_length(_whole_numbers(row, "labels", name), name, ids, columns)
-    trained: NDArray[np.bool_] = labels != _UNTRAINED
+    labels = _check_same_length(_read_integers(row, "labels", name), name, ids, columns)
+    trained: NDArray[np.bool_] = labels != _IGNORED_LABEL
     wrong = np.flatnonzero((trained & (labels != ids))[keep])
     if len(wrong):
         at = int(wrong[0]) + (keep.start or 0)
@@ -72,18 +72,18 @@ def _labelled(
     return trained
 
 
-def _mask(
+def _read_mask(
     row: Row, role: str, columns: dict[str, tuple[str, ...]], ids: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     name = columns[role][0]
-    values = _same_length(_whole_numbers(row, role, name), name, ids, columns)
+    values = _check_same_length(_read_integers(row, role, name), name, ids, columns)
     wrong = np.flatnonzero((values != 0) & (values != 1))
     if len(wrong):
         raise UnusableRecordError(f"{name}[{wrong[0]}] is {values[wrong[0]]}; a mask holds 0 and 1")
     return values.astype(np.bool_)
 
 
-def _same_length(
+def _check_same_length(
     values: NDArray[np.int64],
     name: str,
     ids: NDArray[np.int64],
@@ -97,7 +97,7 @@ def _same_length(
     return values
 
 
-def _without_padding(mask: NDArray[np.bool_], name: str) -> slice:
+def _find_unpadded_range(mask: NDArray[np.bool_], name: str) -> slice:
     present = np.flatnonzero(mask)
     if not len(present):
         return slice(0, 0)
@@ -110,12 +110,14 @@ def _without_padding(mask: NDArray[np.bool_], name: str) -> slice:
     return slice(start, stop)
 
 
-def _whole_numbers(row: Row, role: str, name: str) -> NDArray[np.int64]:
-    value: Any = value_at(row, name)
+def _read_integers(row: Row, role: str, name: str) -> NDArray[np.int64]:
+    value: Any = get_column_value(row, name)
     if value is None:
-        raise absent(row, role, name)
+        raise missing_column_error(row, role, name)
     if not isinstance(value, list | tuple | np.ndarray):
-        raise UnusableRecordError(f"column {name!r} holds {kind_of(value)}, not a list of numbers")
+        raise UnusableRecordError(
+            f"column {name!r} holds {describe_json_type(value)}, not a list of numbers"
+        )
     try:
         found = np.asarray(value)
     except ValueError:  # rows of different lengths
@@ -123,13 +125,13 @@ def _whole_numbers(row: Row, role: str, name: str) -> NDArray[np.int64]:
     if found.size == 0 and found.ndim == 1:
         return np.zeros(0, np.int64)
     if found.ndim != 1 or found.dtype.kind not in ("iub" if role.endswith("mask") else "iu"):
-        raise UnusableRecordError(_not_numbers(value, name))
+        raise UnusableRecordError(_describe_not_integers(value, name))
     return found.astype(np.int64)
 
 
-def _not_numbers(value: Any, name: str) -> str:
+def _describe_not_integers(value: Any, name: str) -> str:
     for number, item in enumerate(value):
         if not isinstance(item, int | np.integer) or isinstance(item, bool):
-            shown = repr(item) if isinstance(item, float | str) else kind_of(item)
+            shown = repr(item) if isinstance(item, float | str) else describe_json_type(item)
             return f"{name}[{number}] is {shown}, not a whole number"
     return f"column {name!r} holds numbers beyond 64 bits"

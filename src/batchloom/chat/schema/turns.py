@@ -10,17 +10,17 @@ from typing import Any
 import orjson
 
 from batchloom.chat.schema.record_keys import MESSAGE_KEYS, PART_KEYS, TRAIN_FLAGS, check_keys
-from batchloom.chat.schema.record_media import is_medium
+from batchloom.chat.schema.record_media import is_extracted_medium
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.settings import nearest
-from batchloom.core.wording import kind_of
+from batchloom.core.settings import suggest
+from batchloom.core.wording import describe_json_type
 
 Message = dict[str, Any]
 # Messages, and for each whether the record says that it is trained; no flags at all is an empty list.
 Turns = tuple[list[Message], list[bool | None]]
 
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
-_SENDERS = {
+_ROLE_BY_SENDER = {
     "human": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
@@ -31,8 +31,8 @@ _SENDERS = {
     **{role: role for role in ROLES},
 }
 # Roles of other conventions, and the one that is meant.
-_MEANT = {
-    **{sender: role for sender, role in _SENDERS.items() if sender != role},
+_ROLE_SUGGESTIONS = {
+    **{sender: role for sender, role in _ROLE_BY_SENDER.items() if sender != role},
     "model": "assistant",
     "bot": "assistant",
     "ai": "assistant",
@@ -41,19 +41,19 @@ _MEANT = {
     "tools": "tool",
     "tool_response": "tool",
 }
-_SWITCHES = frozenset(("train", "training", "loss"))
+_BOOLEAN_FLAGS = frozenset(("train", "training", "loss"))
 _ASSISTANT_FLAGS = frozenset(("weight", "loss"))
 # Senders of calls; their content is the call itself.
-_CALLS = frozenset(("tool_call", "tool_calls", "function_call"))
-_DEEPEST = 100
+_CALL_ROLES = frozenset(("tool_call", "tool_calls", "function_call"))
+_MAX_DEPTH = 100
 # White space, and characters of no width: zero-width spaces and joiners, soft hyphens, byte order marks.
-_UNSEEN = (
+_INVISIBLE_CHARACTERS = (
     "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
     + "".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B))))
     + "\u2028\u2029\u202f\u205f\u3000"
 )
-_MEDIA_PARTS = ("image", "audio", "video")
-_ROLES_SHOWN = "system, user, assistant, tool, developer"
+_MEDIA_PART_TYPES = ("image", "audio", "video")
+_ROLE_LIST = "system, user, assistant, tool, developer"
 
 
 def is_turns(value: object) -> bool:
@@ -77,25 +77,25 @@ def read_turns(value: object, where: str) -> Turns:
             no text, a flag that says nothing; with the number of the message.
     """
     if isinstance(value, str):
-        value = _parsed(value, where, "messages")
+        value = _parse_json(value, where, "messages")
     if not isinstance(value, list):
         raise UnusableRecordError(
-            f"column {where!r} holds {kind_of(value)}, not a list of messages"
+            f"column {where!r} holds {describe_json_type(value)}, not a list of messages"
         )
     if not value:
         raise UnusableRecordError(f"column {where!r} is empty: a conversation without turns")
     turns = value
     flags: list[bool | None] = []
     for number, message in enumerate(value):
-        if _plain(message):
+        if _is_plain_message(message):
             continue
         place = f"{where}[{number}]"
-        checked = _checked(message, place)
+        checked = _normalize_message(message, place)
         if checked is not message:
             # The record's own list stays as it was.
             turns = list(value) if turns is value else turns
             turns[number] = checked
-        flag = _flag(checked, place)
+        flag = _read_train_flag(checked, place)
         if flag is not None:
             flags += [None] * (number - len(flags))
             flags.append(flag)
@@ -104,37 +104,43 @@ def read_turns(value: object, where: str) -> Turns:
     return turns, flags
 
 
-def _plain(message: object) -> bool:
+def _is_plain_message(message: object) -> bool:
     """Whether a message is a known role and some text, nothing else: no flags, tool calls or names."""
     if type(message) is not dict or len(message) != 2:
         return False
     role, content = message.get("role"), message.get("content")
-    return type(role) is str and role in ROLES and type(content) is str and not empty(content)
+    return (
+        type(role) is str and role in ROLES and type(content) is str and not is_empty_text(content)
+    )
 
 
 def read_tools(value: object, where: str) -> list[Any] | None:
     """The tools of a record: a list of objects or JSON text of one; None where there are none."""
     if isinstance(value, str) and value.strip():
-        value = _parsed(value, where, "tools")
+        value = _parse_json(value, where, "tools")
     if value is None or value in ("", []) or (isinstance(value, str) and value.isspace()):
         return None
     if not isinstance(value, list):
-        raise UnusableRecordError(f"column {where!r} holds {kind_of(value)}, not a list of tools")
+        raise UnusableRecordError(
+            f"column {where!r} holds {describe_json_type(value)}, not a list of tools"
+        )
     for number, tool in enumerate(value):
         if not isinstance(tool, dict):
             raise UnusableRecordError(
-                f"{where}[{number}] holds {kind_of(tool)}, not the object that describes a tool"
+                f"{where}[{number}] holds {describe_json_type(tool)}, not the object that describes a tool"
             )
-        _refuse_depth(tool, f"{where}[{number}]")
+        _check_depth(tool, f"{where}[{number}]")
     return value
 
 
-def empty(text: str) -> bool:
+def is_empty_text(text: str) -> bool:
     """Whether a text holds nothing a model could read: no character, white space, or what cannot be seen."""
-    return not text or text.isspace() or (not text.isascii() and not text.strip(_UNSEEN))
+    return (
+        not text or text.isspace() or (not text.isascii() and not text.strip(_INVISIBLE_CHARACTERS))
+    )
 
 
-def _parsed(text: str, where: str, what: str) -> Any:
+def _parse_json(text: str, where: str, what: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -143,31 +149,33 @@ def _parsed(text: str, where: str, what: str) -> Any:
         ) from None
 
 
-def _checked(message: object, place: str) -> Message:
+def _normalize_message(message: object, place: str) -> Message:
     """The message with the keys templates read; the same object where it has them already."""
     if not isinstance(message, dict):
         raise UnusableRecordError(
-            f"{place} holds {kind_of(message)}, not a message with role and content"
+            f"{place} holds {describe_json_type(message)}, not a message with role and content"
         )
-    _refuse_depth(message, place)
+    _check_depth(message, place)
     check_keys(message, MESSAGE_KEYS.unsupported, place)
     if message.get("role") is None and message.get("from") is not None:
-        message = _from_sharegpt(message, place)
+        message = _convert_sharegpt(message, place)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise UnusableRecordError(_unknown_role(message, role, f"{place}.role", ROLES))
+        raise UnusableRecordError(_describe_unknown_role(message, role, f"{place}.role", ROLES))
     if isinstance(message.get("content"), list):
-        message = _with_text_parts(message)
+        message = _normalize_text_parts(message)
     calls = message.get("tool_calls")
     _check_calls(calls, place)
     for key in ("name", "reasoning_content"):
         if not isinstance(message.get(key), str | None):
-            raise UnusableRecordError(f"{place}.{key} holds {kind_of(message[key])}, not text")
+            raise UnusableRecordError(
+                f"{place}.{key} holds {describe_json_type(message[key])}, not text"
+            )
     _check_content(message, role, place)
     return message
 
 
-def _with_text_parts(message: Message) -> Message:
+def _normalize_text_parts(message: Message) -> Message:
     """Return the message with LLaMA-Factory's parts (``value``) as templates read them (``text``)."""
     content = [
         {**{key: one for key, one in part.items() if key != "value"}, "text": part["value"]}
@@ -181,20 +189,20 @@ def _with_text_parts(message: Message) -> Message:
     return message if content == message["content"] else {**message, "content": content}
 
 
-def _refuse_depth(value: object, place: str) -> None:
+def _check_depth(value: object, place: str) -> None:
     """Refuse what would exhaust the stack of whoever walks it, templates above all."""
-    if _deeper(value, _DEEPEST):
+    if _is_deeper(value, _MAX_DEPTH):
         raise UnusableRecordError(
-            f"{place} is nested deeper than {_DEEPEST} levels; make it flatter, or JSON text"
+            f"{place} is nested deeper than {_MAX_DEPTH} levels; make it flatter, or JSON text"
         )
 
 
-def _deeper(value: object, levels: int) -> bool:
+def _is_deeper(value: object, levels: int) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list):
         return False
-    return not levels or any(_deeper(item, levels - 1) for item in value)
+    return not levels or any(_is_deeper(item, levels - 1) for item in value)
 
 
 def _check_content(message: Message, role: str, place: str) -> None:
@@ -202,7 +210,7 @@ def _check_content(message: Message, role: str, place: str) -> None:
     if isinstance(content, list):
         nothing = _check_parts(content, f"{place}.content")
     elif isinstance(content, str):
-        nothing = empty(content)
+        nothing = is_empty_text(content)
     elif content is None and role == "assistant" and message.get("tool_calls"):
         return
     elif "content" not in message:
@@ -214,7 +222,9 @@ def _check_content(message: Message, role: str, place: str) -> None:
             if message.get("function_call")
             else ""
         )
-        raise UnusableRecordError(f"{place}.content holds {kind_of(content)}, not text{old}")
+        raise UnusableRecordError(
+            f"{place}.content holds {describe_json_type(content)}, not text{old}"
+        )
     # A tool may answer nothing, and an empty system turn is a way to say that there is none.
     if nothing and (
         role == "user"
@@ -224,64 +234,68 @@ def _check_content(message: Message, role: str, place: str) -> None:
         )
     ):
         raise UnusableRecordError(
-            f"{place}.content is empty: {_emptiness(role)}; fill it in or remove the turn"
+            f"{place}.content is empty: {_describe_emptiness(role)}; fill it in or remove the turn"
         )
 
 
-def _emptiness(role: str) -> str:
+def _describe_emptiness(role: str) -> str:
     return "there would be nothing to train" if role == "assistant" else "the prompt would be empty"
 
 
 def _check_parts(parts: list[Any], place: str) -> bool:
     """Check typed parts; True where they hold no text and no medium at all."""
     for number, part in enumerate(parts):
-        if is_medium(part):
+        if is_extracted_medium(part):
             continue
         kind = part.get("type") if isinstance(part, dict) else None
         where = f"{place}[{number}]"
         if kind == "text" and isinstance(part.get("text"), str):
             check_keys(part, PART_KEYS, where)
             continue
-        if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PARTS):
+        if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PART_TYPES):
             raise UnusableRecordError(
                 f"{where} is of type {kind!r}: images and audio are read with --processor alone"
             )
-        found = f"is of type {kind!r}" if isinstance(kind, str) else f"holds {kind_of(part)}"
+        found = (
+            f"is of type {kind!r}" if isinstance(kind, str) else f"holds {describe_json_type(part)}"
+        )
         if kind == "text":
             found = f"has {', '.join(map(repr, part))}"
         raise UnusableRecordError(f'{where} {found}, not {{"type": "text", "text": "..."}}')
-    return all("text" in part and empty(part["text"]) for part in parts)
+    return all("text" in part and is_empty_text(part["text"]) for part in parts)
 
 
 def _check_calls(calls: object, place: str) -> None:
     if calls is None:
         return
     if not isinstance(calls, list):
-        raise UnusableRecordError(f"{place}.tool_calls holds {kind_of(calls)}, not a list of calls")
+        raise UnusableRecordError(
+            f"{place}.tool_calls holds {describe_json_type(calls)}, not a list of calls"
+        )
     for number, call in enumerate(calls):
         where = f"{place}.tool_calls[{number}]"
         function = call.get("function") or call if isinstance(call, dict) else call
         if not isinstance(function, dict):
             raise UnusableRecordError(
-                f"{where} holds {kind_of(function)}, not an object with name and arguments"
+                f"{where} holds {describe_json_type(function)}, not an object with name and arguments"
             )
         if not isinstance(function.get("name"), str):
             raise UnusableRecordError(f"{where} has no name: it must say which function is called")
         if not isinstance(function.get("arguments"), str | dict | None):
-            found = kind_of(function["arguments"])
+            found = describe_json_type(function["arguments"])
             raise UnusableRecordError(
                 f"{where}.arguments holds {found}, not an object or its JSON text"
             )
 
 
-def _flag(message: Message, place: str) -> bool | None:
+def _read_train_flag(message: Message, place: str) -> bool | None:
     """Return what the flags of a message say of its training; None where it has none."""
     flags: dict[str, bool] = {}
     for name in TRAIN_FLAGS:
         value = message.get(name)
         if value is None:
             continue
-        if name in _SWITCHES and not isinstance(value, bool):
+        if name in _BOOLEAN_FLAGS and not isinstance(value, bool):
             raise UnusableRecordError(f"{place}.{name} is {value!r}; it can be true or false")
         if not isinstance(value, int | float) or value not in (0, 1):
             raise UnusableRecordError(
@@ -299,10 +313,12 @@ def _flag(message: Message, place: str) -> bool | None:
     return next(iter(flags.values()), None)
 
 
-def _from_sharegpt(message: Message, place: str) -> Message:
+def _convert_sharegpt(message: Message, place: str) -> Message:
     sender = message["from"]
-    if not isinstance(sender, str) or sender not in _SENDERS:
-        raise UnusableRecordError(_unknown_role(message, sender, f"{place}.from", _SENDERS))
+    if not isinstance(sender, str) or sender not in _ROLE_BY_SENDER:
+        raise UnusableRecordError(
+            _describe_unknown_role(message, sender, f"{place}.from", _ROLE_BY_SENDER)
+        )
     kept = {key: value for key, value in message.items() if key not in ("from", "value", "role")}
     value = message.get("value", message.get("content"))
     if sender == "function_call":
@@ -310,12 +326,12 @@ def _from_sharegpt(message: Message, place: str) -> Message:
             "role": "assistant",
             "content": "",
             **kept,
-            "tool_calls": _calls(value, f"{place}.value"),
+            "tool_calls": _parse_function_calls(value, f"{place}.value"),
         }
-    return {"role": _SENDERS[sender], **kept, "content": value}
+    return {"role": _ROLE_BY_SENDER[sender], **kept, "content": value}
 
 
-def _calls(value: object, where: str) -> list[dict[str, Any]]:
+def _parse_function_calls(value: object, where: str) -> list[dict[str, Any]]:
     """The calls of a ``function_call`` turn: one ``{"name": ..., "arguments": ...}`` or a list of them."""
     if isinstance(value, str):
         try:
@@ -327,21 +343,21 @@ def _calls(value: object, where: str) -> list[dict[str, Any]]:
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) for call in calls):
         raise UnusableRecordError(
-            f"{where} holds {kind_of(value)}, not an object with name and arguments"
+            f"{where} holds {describe_json_type(value)}, not an object with name and arguments"
         )
     return [{"type": "function", "function": call} for call in calls]
 
 
-def _unknown_role(
+def _describe_unknown_role(
     message: Message, found: object, place: str, known: dict[str, str] | frozenset[str]
 ) -> str:
     if found is None:
         keys = ", ".join(repr(str(key)) for key in message) or "nothing"
         return f"{place} is missing: the message has {keys}; a message has role and content (or from and value)"
     if not isinstance(found, str):
-        return f"{place} holds {kind_of(found)}, not one of {_ROLES_SHOWN}"
-    if found.lower() in _CALLS:
-        return f"{place} is {found!r}, not one of {_ROLES_SHOWN}; write the call as tool_calls of an assistant message"
-    meant = _MEANT.get(found.lower(), found.lower())
-    hint = f"; did you mean {meant!r}?" if meant in known else nearest(meant, sorted(known))
-    return f"{place} is {found!r}, not one of {_ROLES_SHOWN}{hint}"
+        return f"{place} holds {describe_json_type(found)}, not one of {_ROLE_LIST}"
+    if found.lower() in _CALL_ROLES:
+        return f"{place} is {found!r}, not one of {_ROLE_LIST}; write the call as tool_calls of an assistant message"
+    meant = _ROLE_SUGGESTIONS.get(found.lower(), found.lower())
+    hint = f"; did you mean {meant!r}?" if meant in known else suggest(meant, sorted(known))
+    return f"{place} is {found!r}, not one of {_ROLE_LIST}{hint}"

@@ -1,11 +1,18 @@
 from .chat_template import DEFAULT_DATE as DEFAULT_DATE
-from .placeholders import Place as Place, Stand as Stand, write_media as write_media
-from .rendering import Rendered as Rendered, Renderer as Renderer
+from .placeholders import (
+    PlaceholderFormat as PlaceholderFormat,
+    PlaceholderSpan as PlaceholderSpan,
+    expand_placeholders as expand_placeholders,
+)
+from .rendering import (
+    ConversationRenderer as ConversationRenderer,
+    ConversationText as ConversationText,
+)
 from .trained_spans import (
     TRAIN_ON as TRAIN_ON,
+    CharacterSpan as CharacterSpan,
     NothingTrainedError as NothingTrainedError,
-    Stretch as Stretch,
     TrainOn as TrainOn,
-    trained_stretches as trained_stretches,
+    compute_trained_spans as compute_trained_spans,
 )
-from .turn_grammar import control_pattern as control_pattern
+from .turn_grammar import make_control_pattern as make_control_pattern

@@ -8,18 +8,18 @@ import jinja2
 from jinja2.exceptions import SecurityError
 
 from batchloom.chat.templates.rendering_limits import BoundsError
-from batchloom.chat.templates.sandbox import Sandbox
+from batchloom.chat.templates.sandbox import TemplateSandbox
 from batchloom.core.errors import TemplateError
 
 # What `strftime_now` gives unless the user says otherwise: a store must not depend on the day it
 # was made. It is the day that Llama 3's own template falls back to.
 DEFAULT_DATE = dt.date(2024, 7, 26)
 
-_SMALL = 1 << 16
-_LARGEST = 1 << 16
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+_BASE_OUTPUT_SIZE = 1 << 16
+_MAX_SOURCE_SIZE = 1 << 16
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # What code in a template may fail with; anything else is a fault of ours.
-_FAILURES = (
+_RENDER_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
     AttributeError,
@@ -35,7 +35,7 @@ class RenderError(Exception):
     """A template does not take one conversation; says why."""
 
 
-class Written(NamedTuple):
+class TemplateOutput(NamedTuple):
     """What a template wrote.
 
     Attributes:
@@ -48,7 +48,7 @@ class Written(NamedTuple):
 
 
 @final
-class Template:
+class ChatTemplate:
     """One Jinja text, compiled.
 
     Attributes:
@@ -71,10 +71,11 @@ class Template:
             TemplateError: it is not a template.
         """
         self.name = name
-        self._sandbox = Sandbox(date)
-        if len(text) > _LARGEST:
+        self._sandbox = TemplateSandbox(date)
+        if len(text) > _MAX_SOURCE_SIZE:
             raise TemplateError(
-                f"template {name} cannot be compiled: it has {len(text):,} characters, and {_LARGEST:,} is the most"
+                f"template {name} cannot be compiled: it has {len(text):,} characters, and {_MAX_SOURCE_SIZE:,} is "
+                f"the most"
             )
         try:
             tree = self._sandbox.parse(text)
@@ -84,7 +85,7 @@ class Template:
                 f"template {name}, line {error.lineno}: {error.message}; a chat template is Jinja, "
                 "as transformers' apply_chat_template takes it"
             ) from error
-        except (BoundsError, *_FAILURES) as error:
+        except (BoundsError, *_RENDER_ERRORS) as error:
             raise TemplateError(f"template {name} cannot be compiled: {error}") from error
         # Names as one plain dict: jinja2's own chain of them costs more than a short rendering.
         self._names = {**self._template.globals, **tokens, "documents": None}
@@ -103,11 +104,11 @@ class Template:
         tools: list[Any] | None = None,
         *,
         prompt: bool = False,
-    ) -> Written:
+    ) -> TemplateOutput:
         """Render a conversation as ``apply_chat_template`` of transformers 5 does.
 
         Args:
-            messages: the turns, with the keys that templates know (see :func:`presented`).
+            messages: the turns, with the keys that templates know (see :func:`normalize_messages`).
             tools: what the model may call.
             prompt: whether to write the beginning of an assistant's turn at the end.
 
@@ -130,18 +131,20 @@ class Template:
             context = self._template.new_context(given, shared=True)
             for piece in self._template.root_render_func(context):
                 length += len(piece)
-                if length > _SMALL:
+                if length > _BASE_OUTPUT_SIZE:
                     sandbox.bounds.fits(length)
                 pieces.append(piece)
         except (BoundsError, SecurityError, MemoryError, RecursionError) as error:
             self._refuse(error)
-        except _FAILURES as error:
+        except _RENDER_ERRORS as error:
             raise RenderError(
                 f"template {self.name} does not take it ({type(error).__name__}: {error!s:.300}); change the record, "
                 "or choose another --template"
             ) from error
         text = "".join(pieces)
-        return Written(text, self._generation(text)) if sandbox.marks else Written(text)
+        return (
+            TemplateOutput(text, self._generation(text)) if sandbox.marks else TemplateOutput(text)
+        )
 
     def _refuse(self, error: Exception) -> NoReturn:
         why = str(error) or type(error).__name__
@@ -161,20 +164,22 @@ class Template:
         return tuple(marks)
 
 
-def presented(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def normalize_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as templates are given them: nothing that is None, reasoning under its usual name.
 
     transformers 5 does the same.
     """
     return [
-        message if len(message) == 2 and None not in message.values() else _presented(message)
+        message
+        if len(message) == 2 and None not in message.values()
+        else _normalize_message(message)
         for message in messages
     ]
 
 
-def _presented(message: dict[str, Any]) -> dict[str, Any]:
+def _normalize_message(message: dict[str, Any]) -> dict[str, Any]:
     shown = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((shown[key] for key in _REASONING if key in shown), None)
+    reasoning = next((shown[key] for key in _REASONING_KEYS if key in shown), None)
     if reasoning is None:
         return shown
     return {"thinking": reasoning, **shown, "reasoning_content": reasoning}

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # Marks of string k: an even character opens, the next one closes.
-_PLANES = (0xF0000, 0x100000)
-MOST_MARKED = 0x7FFE
-_ANY = tuple(re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANES)
+_PLANE_STARTS = (0xF0000, 0x100000)
+MAX_MARKED_STRINGS = 0x7FFE
+_PLANE_PATTERNS = tuple(
+    re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANE_STARTS
+)
 
-TOOLS = -1
-REASONING = ("reasoning_content", "thinking", "reasoning")
+TOOLS_OWNER = -1
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # What a template decides by, rather than writes.
-DECIDING = frozenset(("id", "type", "tool_call_id"))
+STRUCTURAL_KEYS = frozenset(("id", "type", "tool_call_id"))
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class Marker:
 
     Attributes:
         plane: which private-use plane they are of.
-        owners: for each marked string the message it is of, TOOLS for the tools.
+        owners: for each marked string the message it is of, TOOLS_OWNER for the tools.
         keys: the key of the message it stands under.
         strings: the marked strings, without the white space around them.
         full: whether there was a string more than there are marks.
@@ -45,10 +47,10 @@ class Marker:
         core = text.strip()
         if not core:
             return text
-        if len(self.owners) >= MOST_MARKED:
+        if len(self.owners) >= MAX_MARKED_STRINGS:
             self.full = True
             return text
-        at, first = text.index(core), _PLANES[self.plane] + 2 * len(self.owners)
+        at, first = text.index(core), _PLANE_STARTS[self.plane] + 2 * len(self.owners)
         self.owners.append(owner)
         self.keys.append(key)
         self.strings.append(core)
@@ -60,7 +62,7 @@ class Marker:
             return self.mark(value, owner, under)
         if isinstance(value, dict):
             return {
-                key: item if key in DECIDING else self.mark_all(item, owner, under)
+                key: item if key in STRUCTURAL_KEYS else self.mark_all(item, owner, under)
                 for key, item in value.items()
             }
         if isinstance(value, list):
@@ -68,16 +70,16 @@ class Marker:
         return value
 
 
-def marker_for(text: str) -> Marker | None:
+def make_marker(text: str) -> Marker | None:
     """A marker whose marks do not occur in ``text``; None where every plane is used there."""
-    for plane, pattern in enumerate(_ANY):
+    for plane, pattern in enumerate(_PLANE_PATTERNS):
         if not pattern.search(text):
             return Marker(plane)
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MarkingScope:
     """How much of a conversation is marked.
 
     Attributes:
@@ -90,15 +92,15 @@ class Way:
 
 
 # From telling most to disturbing least.
-WAYS = (
-    Way(None, ("content", *REASONING, "tool_calls")),
-    Way(("assistant",), ("content", *REASONING, "tool_calls")),
-    Way(("assistant",), ("content",)),
+MARKING_SCOPES = (
+    MarkingScope(None, ("content", *REASONING_KEYS, "tool_calls")),
+    MarkingScope(("assistant",), ("content", *REASONING_KEYS, "tool_calls")),
+    MarkingScope(("assistant",), ("content",)),
 )
 
 
-def marked_messages(
-    messages: list[dict[str, Any]], marker: Marker, way: Way
+def mark_messages(
+    messages: list[dict[str, Any]], marker: Marker, way: MarkingScope
 ) -> list[dict[str, Any]]:
     """The messages with the strings of ``way`` marked."""
     marked = []
@@ -107,7 +109,7 @@ def marked_messages(
             shown = dict(message)
             alias: dict[str, Any] = {}
             for key in way.keys:
-                if key in REASONING and key in shown:
+                if key in REASONING_KEYS and key in shown:
                     # One reasoning under several names is one string.
                     said = str(shown[key])
                     if said not in alias:
@@ -122,7 +124,7 @@ def marked_messages(
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MarkedBlock:
     """Neighbouring marks of one owner in a rendered text, in characters.
 
     Attributes:
@@ -141,7 +143,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MarkedText:
     """A text rendered from marked messages, its marks taken out.
 
     Attributes:
@@ -154,21 +156,21 @@ class Found:
     """
 
     text: str
-    blocks: list[Block]
+    blocks: list[MarkedBlock]
     given: list[tuple[int, int]]
     whole: bool
     lost: set[tuple[int, str]]
 
 
-def take_marks(text: str, marker: Marker) -> Found:
+def extract_marks(text: str, marker: Marker) -> MarkedText:
     """Where the marks of ``marker`` stand in ``text``."""
     pieces: list[str] = []
     places: list[tuple[int, int]] = []
     length = last = 0
-    for match in _ANY[marker.plane].finditer(text):
+    for match in _PLANE_PATTERNS[marker.plane].finditer(text):
         pieces.append(text[last : match.start()])
         length += match.start() - last
-        places.append((ord(match.group()) - _PLANES[marker.plane], length))
+        places.append((ord(match.group()) - _PLANE_STARTS[marker.plane], length))
         last = match.end()
     pieces.append(text[last:])
     plain = "".join(pieces)
@@ -182,35 +184,38 @@ def take_marks(text: str, marker: Marker) -> Found:
         after = known[at + 1] if at + 1 < len(known) else (-1, 0)
         if mark % 2 == 0 and after[0] == mark + 1:
             given.append((start, after[1]))
-            whole &= _holds(plain[start : after[1]], marker.strings[mark >> 1])
+            whole &= _contains_string(plain[start : after[1]], marker.strings[mark >> 1])
             at += 2
         else:
             whole = False
             at += 1
-    return Found(plain, _blocks(known, marker.owners), given, whole, lost)
+    return MarkedText(plain, _group_marks(known, marker.owners), given, whole, lost)
 
 
-def _holds(written: str, string: str) -> bool:
+def _contains_string(written: str, string: str) -> bool:
     """Whether a template wrote a string as it is, or as ``tojson`` writes it between the quotes."""
     return written == string or written == json.dumps(string, ensure_ascii=False)[1:-1]
 
 
-def _blocks(known: list[tuple[int, int]], owners: list[int]) -> list[Block]:
-    blocks: list[Block] = []
+def _group_marks(known: list[tuple[int, int]], owners: list[int]) -> list[MarkedBlock]:
+    blocks: list[MarkedBlock] = []
     for mark, place in known:
         owner, opens = owners[mark >> 1], mark % 2 == 0
         if blocks and blocks[-1].owner == owner:
             before = blocks[-1]
-            blocks[-1] = Block(owner, before.start, place, before.opened, not opens)
+            blocks[-1] = MarkedBlock(owner, before.start, place, before.opened, not opens)
         else:
-            blocks.append(Block(owner, place, place, opens, not opens))
+            blocks.append(MarkedBlock(owner, place, place, opens, not opens))
     return blocks
 
 
-def spells(value: Any, pattern: re.Pattern[str]) -> bool:
+def contains_match(value: Any, pattern: re.Pattern[str]) -> bool:
     """Whether a string anywhere in ``value``, keys included, holds a match."""
     if isinstance(value, str):
         return pattern.search(value) is not None
     if isinstance(value, Mapping):
-        return any(spells(key, pattern) or spells(item, pattern) for key, item in value.items())
-    return isinstance(value, (list, tuple)) and any(spells(item, pattern) for item in value)
+        return any(
+            contains_match(key, pattern) or contains_match(item, pattern)
+            for key, item in value.items()
+        )
+    return isinstance(value, (list, tuple)) and any(contains_match(item, pattern) for item in value)

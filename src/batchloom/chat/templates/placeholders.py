@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from batchloom.chat.templates.chat_template import RenderError, Template
-from batchloom.chat.templates.markers import Block, Found
-from batchloom.chat.templates.turn_positions import Turn
-from batchloom.core.medium import Kind
-from batchloom.core.wording import counted
+from batchloom.chat.templates.chat_template import ChatTemplate, RenderError
+from batchloom.chat.templates.markers import MarkedBlock, MarkedText
+from batchloom.chat.templates.turn_positions import TurnPosition
+from batchloom.core.medium import MediumKind
+from batchloom.core.wording import format_count
 
 # One of these stands for a medium in a content that a template takes as a string only.
-_MARKS = range(0xE000, 0xE800)
+_MARK_CODES = range(0xE000, 0xE800)
 
 
-class Stand(NamedTuple):
+class PlaceholderFormat(NamedTuple):
     """How media of one kind stand in a text.
 
     Attributes:
@@ -28,11 +28,11 @@ class Stand(NamedTuple):
     alone: str
 
 
-Stands = Mapping[Kind, Stand]
+PlaceholderFormats = Mapping[MediumKind, PlaceholderFormat]
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class MediaStyle:
     """How a template takes media.
 
     Attributes:
@@ -40,11 +40,11 @@ class Manner:
         listed: whether it takes contents as lists of parts alone, never as strings.
     """
 
-    typed: frozenset[Kind] = frozenset()
+    typed: frozenset[MediumKind] = frozenset()
     listed: bool = False
 
 
-class Place(NamedTuple):
+class PlaceholderSpan(NamedTuple):
     """Where something is written for a medium, in characters.
 
     Attributes:
@@ -56,32 +56,34 @@ class Place(NamedTuple):
 
     start: int
     stop: int
-    kind: Kind
+    kind: MediumKind
     typed: bool
 
 
-def learn_manner(template: Template, stands: Stands) -> Manner:
+def detect_media_style(template: ChatTemplate, stands: PlaceholderFormats) -> MediaStyle:
     """How a template takes media, from what it writes of a probe."""
-    listed = _answers(template, "y") != _answers(template, [{"type": "text", "text": "y"}])
-    listed = listed and "y" not in _answers(template, "y")
+    listed = _render_answer(template, "y") != _render_answer(
+        template, [{"type": "text", "text": "y"}]
+    )
+    listed = listed and "y" not in _render_answer(template, "y")
     answer: Any = [{"type": "text", "text": "y"}] if listed else "y"
     typed = set()
     for kind, stand in stands.items():
         asked = [{"type": kind}, {"type": "text", "text": "x"}]
-        written = _written(template, asked, answer)
+        written = _try_render(template, asked, answer)
         if written.count(stand.placeholder) == 1 and "x" in written and "y" in written:
             typed.add(kind)
-    return Manner(frozenset(typed), listed)
+    return MediaStyle(frozenset(typed), listed)
 
 
-def _answers(template: Template, answer: Any) -> str:
+def _render_answer(template: ChatTemplate, answer: Any) -> str:
     """What a template writes of an answer beside an empty one."""
     asked: Any = "x" if isinstance(answer, str) else [{"type": "text", "text": "x"}]
-    whole, empty = _written(template, asked, answer), _written(template, asked, "")
+    whole, empty = _try_render(template, asked, answer), _try_render(template, asked, "")
     return whole if whole != empty else ""
 
 
-def _written(template: Template, asked: Any, answer: Any) -> str:
+def _try_render(template: ChatTemplate, asked: Any, answer: Any) -> str:
     messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
     try:
         return template.render(messages).text
@@ -89,19 +91,21 @@ def _written(template: Template, asked: Any, answer: Any) -> str:
         return ""
 
 
-def presented_media(
-    messages: list[dict[str, Any]], manner: Manner
+def convert_media_messages(
+    messages: list[dict[str, Any]], manner: MediaStyle
 ) -> tuple[list[dict[str, Any]], str]:
     """Messages as a template of this manner takes them, and what stands in strings for a medium.
 
     Raises:
         RenderError: they use every character that could stand for one.
     """
-    mark = _unused(messages)
-    return [_presented(message, manner, mark) for message in messages], mark
+    mark = _choose_unused_mark(messages)
+    return [_convert_media_message(message, manner, mark) for message in messages], mark
 
 
-def _presented(message: dict[str, Any], manner: Manner, mark: str) -> dict[str, Any]:
+def _convert_media_message(
+    message: dict[str, Any], manner: MediaStyle, mark: str
+) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, str):
         if manner.listed:
@@ -122,34 +126,34 @@ def _presented(message: dict[str, Any], manner: Manner, mark: str) -> dict[str, 
     return {**message, "content": texts}
 
 
-def _unused(value: Any) -> str:
-    used = set(_strings(value))
-    for code in _MARKS:
+def _choose_unused_mark(value: Any) -> str:
+    used = set(_iter_strings(value))
+    for code in _MARK_CODES:
         if not any(chr(code) in text for text in used):
             return chr(code)
     raise RenderError("it holds every private-use character that could stand for a medium")
 
 
-def _strings(value: Any) -> Any:
+def _iter_strings(value: Any) -> Any:
     if isinstance(value, str):
         if not value.isascii():
             yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _strings(item)
+            yield from _iter_strings(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item)
+            yield from _iter_strings(item)
 
 
-def find_places(
+def find_placeholder_spans(
     text: str,
     control: Sequence[int],
-    kinds: Sequence[Kind],
+    kinds: Sequence[MediumKind],
     mark: str,
-    stands: Stands,
-    manner: Manner,
-) -> list[Place]:
+    stands: PlaceholderFormats,
+    manner: MediaStyle,
+) -> list[PlaceholderSpan]:
     """Where a template wrote something for each medium.
 
     Args:
@@ -164,7 +168,7 @@ def find_places(
         RenderError: it left media out, wrote some twice, or in another order.
     """
     found = [
-        Place(place, place + len(stands[kind].placeholder), kind, typed=True)
+        PlaceholderSpan(place, place + len(stands[kind].placeholder), kind, typed=True)
         for place in control
         for kind in manner.typed
         if text.startswith(stands[kind].placeholder, place)
@@ -172,42 +176,44 @@ def find_places(
     strings = [kind for kind in kinds if kind not in manner.typed]
     marks = [match.start() for match in re.finditer(re.escape(mark), text)] if strings else []
     if len(marks) != len(strings):
-        raise RenderError(_wrong_count(strings, len(marks)))
+        raise RenderError(_describe_wrong_count(strings, len(marks)))
     found += [
-        Place(place, place + len(mark), kind, typed=False)
+        PlaceholderSpan(place, place + len(mark), kind, typed=False)
         for place, kind in zip(marks, strings, strict=True)
     ]
     found.sort()
     if [place.kind for place in found] != list(kinds):
-        raise RenderError(_wrong_count(kinds, len(found)))
+        raise RenderError(_describe_wrong_count(kinds, len(found)))
     return found
 
 
-def _wrong_count(kinds: Sequence[Kind], found: int) -> str:
-    media = counted(len(kinds), "medium").replace("mediums", "media")
+def _describe_wrong_count(kinds: Sequence[MediumKind], found: int) -> str:
+    media = format_count(len(kinds), "medium").replace("mediums", "media")
     if found == len(kinds):
         return "the template writes its media in another order"
-    return f"the template writes {counted(found, 'placeholder')} for its {media}"
+    return f"the template writes {format_count(found, 'placeholder')} for its {media}"
 
 
-def with_blocks(found: Found, places: Sequence[Place], owners: Sequence[int]) -> Found:
+def add_media_blocks(
+    found: MarkedText, places: Sequence[PlaceholderSpan], owners: Sequence[int]
+) -> MarkedText:
     """A marked text whose media are blocks of their messages, too: a turn may hold nothing else."""
     media = [
-        Block(owner, place.start, place.stop, opened=True, closed=True)
+        MarkedBlock(owner, place.start, place.stop, opened=True, closed=True)
         for owner, place in zip(owners, places, strict=True)
     ]
-    blocks: list[Block] = []
+    blocks: list[MarkedBlock] = []
     for block in sorted([*found.blocks, *media], key=lambda one: (one.start, one.stop)):
         before = blocks[-1] if blocks else None
         if before is not None and before.owner == block.owner:
             stop = max(before.stop, block.stop)
-            blocks[-1] = Block(block.owner, before.start, stop, before.opened, block.closed)
+            blocks[-1] = MarkedBlock(block.owner, before.start, stop, before.opened, block.closed)
         else:
             blocks.append(block)
-    return Found(found.text, blocks, found.given, found.whole, found.lost)
+    return MarkedText(found.text, blocks, found.given, found.whole, found.lost)
 
 
-def owners_of(messages: Sequence[dict[str, Any]], stands: Stands) -> list[int]:
+def list_media_owners(messages: Sequence[dict[str, Any]], stands: PlaceholderFormats) -> list[int]:
     """The message of each medium."""
     return [
         number
@@ -218,7 +224,7 @@ def owners_of(messages: Sequence[dict[str, Any]], stands: Stands) -> list[int]:
     ]
 
 
-class Written(NamedTuple):
+class ExpandedText(NamedTuple):
     """A text with what a processor writes for its media. All places are in characters of it.
 
     Attributes:
@@ -230,21 +236,21 @@ class Written(NamedTuple):
     """
 
     text: str
-    turns: list[Turn | None]
+    turns: list[TurnPosition | None]
     control: list[int]
     generation: tuple[tuple[int, int], ...] | None
     media: list[tuple[int, int]]
 
 
-def write_media(
+def expand_placeholders(
     text: str,
-    turns: Sequence[Turn | None],
+    turns: Sequence[TurnPosition | None],
     control: Sequence[int],
     generation: tuple[tuple[int, int], ...] | None,
-    places: Sequence[Place],
+    places: Sequence[PlaceholderSpan],
     written: Sequence[str],
     pattern: re.Pattern[str],
-) -> Written:
+) -> ExpandedText:
     """Put what a processor writes for each medium where the template wrote something for it.
 
     Args:
@@ -279,9 +285,9 @@ def write_media(
         fresh += [start + match.start() for match in pattern.finditer(new)]
         at = place.stop
     pieces.append(text[at:])
-    return Written(
+    return ExpandedText(
         "".join(pieces),
-        [None if turn is None else Turn(*map(moved, turn)) for turn in turns],
+        [None if turn is None else TurnPosition(*map(moved, turn)) for turn in turns],
         sorted([*map(moved, kept), *fresh]),
         None if generation is None else tuple((moved(a), moved(b)) for a, b in generation),
         media,

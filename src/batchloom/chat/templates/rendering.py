@@ -9,74 +9,74 @@ from typing import Any, NamedTuple, final
 
 from batchloom.chat.templates.chat_template import (
     DEFAULT_DATE,
+    ChatTemplate,
     RenderError,
-    Template,
-    Written,
-    presented,
+    TemplateOutput,
+    normalize_messages,
 )
 from batchloom.chat.templates.markers import (
-    DECIDING,
-    MOST_MARKED,
-    REASONING,
-    TOOLS,
-    WAYS,
-    Found,
+    MARKING_SCOPES,
+    MAX_MARKED_STRINGS,
+    REASONING_KEYS,
+    STRUCTURAL_KEYS,
+    TOOLS_OWNER,
+    MarkedText,
     Marker,
-    Way,
-    marked_messages,
-    marker_for,
-    spells,
-    take_marks,
+    MarkingScope,
+    contains_match,
+    extract_marks,
+    make_marker,
+    mark_messages,
 )
 from batchloom.chat.templates.placeholders import (
-    Manner,
-    Place,
-    Stands,
-    find_places,
-    learn_manner,
-    owners_of,
-    presented_media,
-    with_blocks,
+    MediaStyle,
+    PlaceholderFormats,
+    PlaceholderSpan,
+    add_media_blocks,
+    convert_media_messages,
+    detect_media_style,
+    find_placeholder_spans,
+    list_media_owners,
 )
-from batchloom.chat.templates.template_choice import BUILT_IN, ChosenTemplate
+from batchloom.chat.templates.template_choice import BUILT_IN_TEMPLATES, ChosenTemplate
 from batchloom.chat.templates.turn_grammar import (
-    Grammar,
-    control_pattern,
-    learn_grammar,
-    unknown_grammar,
+    TurnGrammar,
+    detect_grammar,
+    make_control_pattern,
+    make_unknown_grammar,
 )
 from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
-    Turn,
-    TurnsError,
-    altered_by,
-    turns_of,
+    TurnPosition,
+    TurnPositionError,
+    describe_alterations,
+    locate_turns,
 )
 from batchloom.chat.templates.turn_skeleton import (
-    Shape,
-    Skeleton,
-    probe_of,
-    shape_of,
-    skeleton_of,
-    widened,
+    ConversationShape,
+    TurnSkeleton,
+    absorb_whitespace,
+    get_conversation_shape,
+    make_probe,
+    make_skeleton,
 )
 from batchloom.core.conversation import Conversation
-from batchloom.core.medium import Kind
+from batchloom.core.medium import MediumKind
 
 # Conversations of as many shapes are remembered; beyond it shapes are learned again.
-_SHAPES = 4096
-_CHANGED = "changes contents or leaves out parts of them"
-_OMITTED = {
+_MAX_CACHED_SHAPES = 4096
+_CHANGED_PROBLEM = "changes contents or leaves out parts of them"
+_OMITTED_PROBLEMS = {
     "tools": "leaves out the list of tools",
-    **dict.fromkeys(REASONING, "leaves out reasoning"),
+    **dict.fromkeys(REASONING_KEYS, "leaves out reasoning"),
 }
-_TOO_MANY = (
-    f"it holds more than {MOST_MARKED:,} messages or other strings, and no more can be told apart in one "
+_TOO_MANY_PROBLEM = (
+    f"it holds more than {MAX_MARKED_STRINGS:,} messages or other strings, and no more can be told apart in one "
     "conversation; cut it into several records"
 )
 
 
-class Rendered(NamedTuple):
+class ConversationText(NamedTuple):
     """A conversation as text. All places are in characters of it.
 
     Attributes:
@@ -92,24 +92,24 @@ class Rendered(NamedTuple):
     """
 
     text: str
-    turns: list[Turn | None]
+    turns: list[TurnPosition | None]
     problem: str
     control: list[int]
     generation: tuple[tuple[int, int], ...] | None
     altered: tuple[str, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[PlaceholderSpan, ...] = ()
 
 
-class _Media(NamedTuple):
+class _ConversationMedia(NamedTuple):
     """The media of a conversation that is rendered: their kinds, their messages, and what stands in strings for one."""
 
-    kinds: list[Kind]
+    kinds: list[MediumKind]
     owners: list[int]
     mark: str
 
 
 @final
-class Renderer:
+class ConversationRenderer:
     """A chosen template at work on conversations, one at a time.
 
     Attributes:
@@ -125,7 +125,7 @@ class Renderer:
         *,
         added: Iterable[str] = (),
         date: dt.date = DEFAULT_DATE,
-        media: Stands = MappingProxyType({}),
+        media: PlaceholderFormats = MappingProxyType({}),
     ) -> None:
         """Compile and probe a template.
 
@@ -141,16 +141,16 @@ class Renderer:
             TemplateError: not a template, or one that cannot be trusted to end.
         """
         self.name = chosen.name
-        pattern = control_pattern(list(control))
+        pattern = make_control_pattern(list(control))
         # Some vocabularies have runs of line ends among their added tokens: those say nothing.
-        around = control_pattern([*control, *filter(str.strip, added)])
-        plain = Template(chosen.name, chosen.text, tokens, date)
-        remedy = _template_for(control)
-        self._plain = _Learned(plain, pattern, around, media, remedy)
+        around = make_control_pattern([*control, *filter(str.strip, added)])
+        plain = ChatTemplate(chosen.name, chosen.text, tokens, date)
+        remedy = _choose_built_in(control)
+        self._plain = _TemplateRenderer(plain, pattern, around, media, remedy)
         self._tools = self._plain
         if chosen.tools_text is not None:
-            template = Template(f"{chosen.name} (tool_use)", chosen.tools_text, tokens, date)
-            self._tools = _Learned(template, pattern, around, media, remedy)
+            template = ChatTemplate(f"{chosen.name} (tool_use)", chosen.tools_text, tokens, date)
+            self._tools = _TemplateRenderer(template, pattern, around, media, remedy)
         self._note, self._date = chosen.note, date
         self._source = f"{chosen.text}\n{chosen.tools_text or ''}"
 
@@ -176,11 +176,11 @@ class Renderer:
                 )
         return tuple(notes)
 
-    def mentions(self, key: str) -> bool:
+    def may_read_key(self, key: str) -> bool:
         """Return whether the template may read this key of a message."""
         return re.search(rf"\b{re.escape(key)}\b", self._source) is not None
 
-    def render(self, conversation: Conversation) -> Rendered:
+    def render(self, conversation: Conversation) -> ConversationText:
         """The text of a conversation and where its turns stand.
 
         Raises:
@@ -195,40 +195,42 @@ class Renderer:
 
 
 @dataclass(slots=True)
-class _Learned:
+class _TemplateRenderer:
     """A template, and what was learned of it so far."""
 
-    template: Template
+    template: ChatTemplate
     pattern: re.Pattern[str]
     around: re.Pattern[str]
-    stands: Stands
+    stands: PlaceholderFormats
     # A built-in template to name where this one leaves out tool calls.
     built_in: str
-    manner: Manner = field(init=False)
-    grammar: Grammar = field(init=False)
-    skeletons: dict[Shape, Skeleton | None] = field(default_factory=dict)
+    manner: MediaStyle = field(init=False)
+    grammar: TurnGrammar = field(init=False)
+    skeletons: dict[ConversationShape, TurnSkeleton | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.grammar = unknown_grammar(self.pattern, self.around)
-        self.grammar = self._probed()
-        self.manner = learn_manner(self.template, self.stands) if self.stands else Manner()
+        self.grammar = make_unknown_grammar(self.pattern, self.around)
+        self.grammar = self._detect_grammar()
+        self.manner = (
+            detect_media_style(self.template, self.stands) if self.stands else MediaStyle()
+        )
 
-    def _probed(self) -> Grammar:
+    def _detect_grammar(self) -> TurnGrammar:
         """What the template writes around turns, from the first probe that it takes."""
         user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
         pair = (user, assistant)
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
             try:
-                asked = self.template.render(probe_of(shape[:-1])).text
-                prompted = self.template.render(probe_of(shape[:-1]), prompt=True).text
-                found = self._marked_probe(shape)
+                asked = self.template.render(make_probe(shape[:-1])).text
+                prompted = self.template.render(make_probe(shape[:-1]), prompt=True).text
+                found = self._render_marked_probe(shape)
             except RenderError:
                 continue
-            prompt = self._prompt(asked, prompted)
-            return learn_grammar(prompt, widened(found)[0], self.pattern, self.around)
+            prompt = self._find_generation_prompt(asked, prompted)
+            return detect_grammar(prompt, absorb_whitespace(found)[0], self.pattern, self.around)
         return self.grammar
 
-    def _prompt(self, asked: str, prompted: str) -> str:
+    def _find_generation_prompt(self, asked: str, prompted: str) -> str:
         """What a template writes for the model to go on from, instead of what ends a text."""
         last = [match.start() for match in self.pattern.finditer(asked)][-1:]
         for text in (asked, *(asked[:place] for place in last)):
@@ -247,20 +249,20 @@ class _Learned:
                 return prompt[: token.start()]
         return prompt
 
-    def _marked_probe(self, shape: Shape) -> Found:
+    def _render_marked_probe(self, shape: ConversationShape) -> MarkedText:
         marker = Marker(0)
-        messages = marked_messages(probe_of(shape), marker, WAYS[0])
-        return take_marks(self.template.render(messages).text, marker)
+        messages = mark_messages(make_probe(shape), marker, MARKING_SCOPES[0])
+        return extract_marks(self.template.render(messages).text, marker)
 
-    def render(self, conversation: Conversation) -> Rendered:
-        """See :meth:`Renderer.render`."""
-        given, media = conversation.messages, _Media([], [], "")
+    def render(self, conversation: Conversation) -> ConversationText:
+        """See :meth:`ConversationRenderer.render`."""
+        given, media = conversation.messages, _ConversationMedia([], [], "")
         if conversation.media or self.manner.listed:
             kinds = [medium.kind for medium in conversation.media]
-            owners = owners_of(given, self.stands)
-            given, mark = presented_media(given, self.manner)
-            media = _Media(kinds, owners, mark)
-        messages = presented(given)
+            owners = list_media_owners(given, self.stands)
+            given, mark = convert_media_messages(given, self.manner)
+            media = _ConversationMedia(kinds, owners, mark)
+        messages = normalize_messages(given)
         tools = conversation.tools or None
         try:
             written = self.template.render(messages, tools)
@@ -270,81 +272,85 @@ class _Learned:
                 raise
             messages = given
             written = self.template.render(messages, tools)
-        shape = None if tools else shape_of(messages)
-        skeleton = self._skeleton(shape) if shape else None
+        shape = None if tools else get_conversation_shape(messages)
+        skeleton = self._get_skeleton(shape) if shape else None
         if skeleton is not None:
             fit = skeleton.fit(written.text, [message["content"] for message in messages])
             if fit is not None:
                 turns, control, altered = fit
                 places = self._places(written.text, control, media)
                 marks = self._marks(written)
-                return Rendered(written.text, turns, "", control, marks, altered, places)
+                return ConversationText(written.text, turns, "", control, marks, altered, places)
         return self._marked(written, messages, tools, media)
 
-    def _places(self, text: str, control: list[int], media: _Media) -> tuple[Place, ...]:
+    def _places(
+        self, text: str, control: list[int], media: _ConversationMedia
+    ) -> tuple[PlaceholderSpan, ...]:
         if not media.kinds:
             return ()
-        return tuple(find_places(text, control, media.kinds, media.mark, self.stands, self.manner))
+        return tuple(
+            find_placeholder_spans(text, control, media.kinds, media.mark, self.stands, self.manner)
+        )
 
-    def _marks(self, written: Written) -> tuple[tuple[int, int], ...] | None:
+    def _marks(self, written: TemplateOutput) -> tuple[tuple[int, int], ...] | None:
         return written.generation if self.template.marks_generation else None
 
-    def _skeleton(self, shape: Shape) -> Skeleton | None:
+    def _get_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
         if shape not in self.skeletons:
-            if len(self.skeletons) >= _SHAPES:
+            if len(self.skeletons) >= _MAX_CACHED_SHAPES:
                 self.skeletons.clear()
             self.skeletons[shape] = self._learn(shape)
         return self.skeletons[shape]
 
-    def _learn(self, shape: Shape) -> Skeleton | None:
+    def _learn(self, shape: ConversationShape) -> TurnSkeleton | None:
         """The skeleton of a shape, None where the template makes more of it than pieces."""
         roles = [role for role, _ in shape]
         if any(self.pattern.search(role) for role in roles):
             return None
         try:
-            found = self._marked_probe(shape)
+            found = self._render_marked_probe(shape)
             if not found.whole or len(found.given) != len(found.blocks):
                 return None
-            found, ways = widened(found)
-            turns = turns_of(found, roles, [empty for _, empty in shape], self.grammar)
-        except (RenderError, TurnsError):
+            found, ways = absorb_whitespace(found)
+            turns = locate_turns(found, roles, [empty for _, empty in shape], self.grammar)
+        except (RenderError, TurnPositionError):
             return None
-        return skeleton_of(found, ways, turns, self.pattern)
+        return make_skeleton(found, ways, turns, self.pattern)
 
     def _marked(
         self,
-        written: Written,
+        written: TemplateOutput,
         messages: list[dict[str, Any]],
         tools: list[Any] | None,
-        media: _Media,
-    ) -> Rendered:
+        media: _ConversationMedia,
+    ) -> ConversationText:
         """Where turns stand by a second rendering with marks, for what is not plain."""
         problem = "the template treats marked contents otherwise than plain ones"
-        if marker_for(written.text) is None:
+        if make_marker(written.text) is None:
             problem = (
                 "it holds private-use characters of both planes 15 and 16, which mark contents"
             )
-        hostile = spells(messages, self.pattern) or spells(tools, self.pattern)
-        for way in WAYS:
+        hostile = contains_match(messages, self.pattern) or contains_match(tools, self.pattern)
+        for way in MARKING_SCOPES:
             found, marker = self._second(written.text, messages, tools, way)
             if found is None or marker is None:
                 continue
             if marker.full:
-                problem = _TOO_MANY
+                problem = _TOO_MANY_PROBLEM
                 continue
             if hostile and (way.roles is not None or not found.whole):
                 continue
             if hostile:
-                self._refuse_unmarked(messages, tools)
-            self._refuse_missing_calls(found)
-            control = self._control(found, hostile=hostile)
+                self._check_unmarked_strings(messages, tools)
+            self._check_tool_calls(found)
+            control = self._find_control_tokens(found, hostile=hostile)
             places = self._places(written.text, control, media)
             if places:
-                found = with_blocks(found, places, media.owners)
+                found = add_media_blocks(found, places, media.owners)
             turns, altered, problem = self._turns(found, messages, problem)
             marks = self._marks(written)
-            return Rendered(written.text, turns, problem, control, marks, altered, places)
-        if hostile and problem == _TOO_MANY:
+            return ConversationText(written.text, turns, problem, control, marks, altered, places)
+        if hostile and problem == _TOO_MANY_PROBLEM:
             raise RenderError(problem)
         if hostile:
             raise RenderError(
@@ -353,51 +359,57 @@ class _Learned:
             )
         control = [match.start() for match in self.pattern.finditer(written.text)]
         places = self._places(written.text, control, media)
-        return Rendered(written.text, [], problem, control, self._marks(written), (), places)
+        return ConversationText(
+            written.text, [], problem, control, self._marks(written), (), places
+        )
 
     def _turns(
-        self, found: Found, messages: list[dict[str, Any]], problem: str
-    ) -> tuple[list[Turn | None], tuple[str, ...], str]:
+        self, found: MarkedText, messages: list[dict[str, Any]], problem: str
+    ) -> tuple[list[TurnPosition | None], tuple[str, ...], str]:
         """Where messages stand, what the template did to them, and why they cannot be told apart."""
         roles = [str(message.get("role")) for message in messages]
-        empty = [_silent(message) for message in messages]
+        empty = [_has_no_text(message) for message in messages]
         try:
-            turns = turns_of(found, roles, empty, self.grammar)
-        except TurnsError as error:
+            turns = locate_turns(found, roles, empty, self.grammar)
+        except TurnPositionError as error:
             turns, problem = [], str(error)
-        altered = altered_by(turns) + _changes(found)
+        altered = describe_alterations(turns) + _describe_changes(found)
         return turns, altered, "" if turns else problem
 
     def _second(
-        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, way: Way
-    ) -> tuple[Found | None, Marker | None]:
-        marker = marker_for(text)
+        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, way: MarkingScope
+    ) -> tuple[MarkedText | None, Marker | None]:
+        marker = make_marker(text)
         if marker is None:
             return None, None
-        marked = marked_messages(messages, marker, way)
+        marked = mark_messages(messages, marker, way)
         if way.roles is None:
-            tools = marker.mark_all(tools, TOOLS, "tools")
+            tools = marker.mark_all(tools, TOOLS_OWNER, "tools")
         try:
-            found = take_marks(self.template.render(marked, tools).text, marker)
+            found = extract_marks(self.template.render(marked, tools).text, marker)
         except RenderError:
             return None, None
         return (found, marker) if found.text == text else (None, None)
 
-    def _refuse_unmarked(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
+    def _check_unmarked_strings(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> None:
         """Refuse control tokens in keys, roles and other strings that no mark can be put around."""
-        marked = {"content", "tool_calls", *REASONING}
+        marked = {"content", "tool_calls", *REASONING_KEYS}
         rest = [
             {key: value for key, value in message.items() if key not in marked}
             for message in messages
         ]
         parts = [message.get(key) for message in messages for key in marked]
-        if spells(rest, self.pattern) or spells(list(_unmarked([parts, tools])), self.pattern):
+        if contains_match(rest, self.pattern) or contains_match(
+            list(_iter_unmarked_strings([parts, tools])), self.pattern
+        ):
             raise RenderError(
                 "it spells a control token in a role, a name or a key, where it cannot be told from "
                 "the template's own"
             )
 
-    def _refuse_missing_calls(self, found: Found) -> None:
+    def _check_tool_calls(self, found: MarkedText) -> None:
         """Refuse a conversation whose tool calls the template leaves out."""
         turns = [owner + 1 for owner, key in found.lost if key == "tool_calls"]
         if turns:
@@ -406,7 +418,7 @@ class _Learned:
                 f"them, such as --template {self.built_in}"
             )
 
-    def _control(self, found: Found, *, hostile: bool) -> list[int]:
+    def _find_control_tokens(self, found: MarkedText, *, hostile: bool) -> list[int]:
         """Where the template wrote control tokens."""
         if not hostile:
             return [match.start() for match in self.pattern.finditer(found.text)]
@@ -418,33 +430,37 @@ class _Learned:
         ]
 
 
-def _template_for(control: Mapping[str, int]) -> str:
+def _choose_built_in(control: Mapping[str, int]) -> str:
     """Return the built-in template whose control tokens the tokenizer has."""
-    fitting = (name for name, tokens in BUILT_IN.items() if tokens and control.keys() >= {*tokens})
+    fitting = (
+        name
+        for name, tokens in BUILT_IN_TEMPLATES.items()
+        if tokens and control.keys() >= {*tokens}
+    )
     return next(fitting, "plain")
 
 
-def _silent(message: dict[str, Any]) -> bool:
+def _has_no_text(message: dict[str, Any]) -> bool:
     """Whether a message holds no string that marks could be put around."""
     marker = Marker(0)
-    marked_messages([message], marker, WAYS[0])
+    mark_messages([message], marker, MARKING_SCOPES[0])
     return not marker.owners
 
 
-def _unmarked(value: Any) -> Any:
+def _iter_unmarked_strings(value: Any) -> Any:
     """The strings of a value that are never marked: keys, and what templates decide by."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield key
-            if key in DECIDING:
+            if key in STRUCTURAL_KEYS:
                 yield item
-            yield from _unmarked(item)
+            yield from _iter_unmarked_strings(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _unmarked(item)
+            yield from _iter_unmarked_strings(item)
 
 
-def _changes(found: Found) -> tuple[str, ...]:
+def _describe_changes(found: MarkedText) -> tuple[str, ...]:
     """Describe what a template leaves out or changes of the strings in a conversation."""
-    changes = {_OMITTED.get(key, _CHANGED) for _, key in found.lost}
-    return tuple(sorted(changes if found.whole else changes | {_CHANGED}))
+    changes = {_OMITTED_PROBLEMS.get(key, _CHANGED_PROBLEM) for _, key in found.lost}
+    return tuple(sorted(changes if found.whole else changes | {_CHANGED_PROBLEM}))

@@ -13,22 +13,22 @@ from typing import Any, final
 
 from jinja2.utils import Namespace
 
-_STEPS = 1 << 20
-_STRING = 1 << 20
+_BASE_STEPS = 1 << 20
+_MAX_STRING_CHARACTERS = 1 << 20
 # Steps and characters that a conversation buys with each of its own characters.
-_SHARE = 32
+_STEPS_PER_CHARACTER = 32
 # Steps that it buys with each pair of its messages: some templates look at all messages from each of them.
-_PAIR = 8
-_CALL = 8
+_STEPS_PER_MESSAGE_PAIR = 8
+_STEPS_PER_CALL = 8
 # A number that sets a width, a depth or a count of fillings.
-_WIDEST = 10_000
-_MOST_BITS = 4096
+_MAX_WIDTH = 10_000
+_MAX_BITS = 4096
 # To add or compare texts of less has no price of its own.
-_SMALL = 4096
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_PLAIN = (int, float, bool, NoneType)
+_FREE_CHARACTERS = 4096
+_DICT_VIEW_TYPES: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_SCALAR_TYPES = (int, float, bool, NoneType)
 # Where a namespace keeps what it holds.
-_ATTRIBUTES = "_Namespace__attrs"
+_NAMESPACE_ATTRIBUTE = "_Namespace__attrs"
 
 
 class BoundsError(Exception):
@@ -36,7 +36,7 @@ class BoundsError(Exception):
 
 
 @final
-class Bounds:
+class RenderBudget:
     """The account of one rendering at a time.
 
     It is closed until it is opened, so that no filter is computed when a template is compiled.
@@ -46,13 +46,13 @@ class Bounds:
         self._messages: list[Any] = []
         self._tools: list[Any] | None = None
         self._bought = 0
-        self._steps, self._string = -1, _STRING + 1
+        self._steps, self._string = -1, _MAX_STRING_CHARACTERS + 1
 
     def open(self, messages: list[Any], tools: list[Any] | None) -> None:
         """Begin a rendering of a conversation, whose size is looked at only when it matters."""
         self._messages, self._tools = messages, tools
         self._bought = 0
-        self._steps, self._string = _STEPS, _STRING
+        self._steps, self._string = _BASE_STEPS, _MAX_STRING_CHARACTERS
 
     def charge(self, steps: int) -> None:
         """Pay for ``steps``."""
@@ -61,7 +61,8 @@ class Bounds:
             self._extend()
             if self._steps < 0:
                 raise BoundsError(
-                    f"it asks for more than {_STEPS + self._bought:,} steps (rounds of loops, items and characters "
+                    f"it asks for more than {_BASE_STEPS + self._bought:,} steps (rounds of loops, items and "
+                    f"characters "
                     "that it works on) for one conversation"
                 )
 
@@ -76,10 +77,10 @@ class Bounds:
                 )
 
     def _extend(self) -> None:
-        if self._string == _STRING:
-            more = _SHARE * _size((self._messages, self._tools), 1 << 40)
+        if self._string == _MAX_STRING_CHARACTERS:
+            more = _STEPS_PER_CHARACTER * _measure_size((self._messages, self._tools), 1 << 40)
             self._string += more + 1
-            self._bought = more + _PAIR * len(self._messages) ** 2
+            self._bought = more + _STEPS_PER_MESSAGE_PAIR * len(self._messages) ** 2
             self._steps += self._bought
 
     def charge_value(self, value: Any, weight: int = 1) -> int:
@@ -87,10 +88,10 @@ class Bounds:
         if type(value) is str:
             size = len(value)
         else:
-            size = _size(value, self._string)
+            size = _measure_size(value, self._string)
             if size > self._string:
                 self._extend()
-                size = _size(value, self._string)
+                size = _measure_size(value, self._string)
                 self.fits(size)
         self.charge((size * weight) >> 2)
         return size
@@ -107,21 +108,21 @@ class Bounds:
         kind = type(value)
         if kind is str or isinstance(value, str):
             self.charge(len(value) >> 4)
-            if len(value) > _SMALL:
+            if len(value) > _FREE_CHARACTERS:
                 self.fits(len(value))
         elif kind in (list, tuple, dict):
             self.charge(len(value) >> 2)
-        elif kind is int and value.bit_length() > _MOST_BITS:
-            raise BoundsError(f"it computes a number of more than {_MOST_BITS:,} bits")
+        elif kind is int and value.bit_length() > _MAX_BITS:
+            raise BoundsError(f"it computes a number of more than {_MAX_BITS:,} bits")
         return value
 
     def name(self, value: Any) -> Any:
         """Pay for a value that gets a name; refused where it is too large or would double in every round."""
         kind = type(value)
         if kind is str:
-            if len(value) > _SMALL:
+            if len(value) > _FREE_CHARACTERS:
                 self.keep(value)
-        elif isinstance(value, (str, _PLAIN)):
+        elif isinstance(value, (str, _SCALAR_TYPES)):
             self.keep(value)
         else:
             self.charge_value(value)
@@ -149,11 +150,11 @@ class Bounds:
             # Methods that search from the right, or strip, compare each place with all of their argument.
             self.charge(len(owner) * (size + 16) >> 8)
         elif isinstance(owner, (list, tuple)):
-            self.charge(_CALL + size)
+            self.charge(_STEPS_PER_CALL + size)
             if args:
                 self.charge_search(args[0], owner)
         else:
-            self.charge(_CALL + size + (len(owner) if name == "copy" else 0))
+            self.charge(_STEPS_PER_CALL + size + (len(owner) if name == "copy" else 0))
 
     def charge_search(self, value: Any, container: Any) -> None:
         """Pay for looking a value up in a container."""
@@ -165,7 +166,7 @@ class Bounds:
                 self.charge_value(value)
         elif isinstance(value, str):
             self.charge(len(container) * (len(value) + 256) >> 8)
-        elif isinstance(value, _PLAIN):
+        elif isinstance(value, _SCALAR_TYPES):
             self.charge(len(container))
         else:
             self.charge_value(value)
@@ -178,9 +179,9 @@ class Bounds:
                 right = list(right)
             if hasattr(right, "__len__"):
                 self.charge_search(left, right)
-        elif not isinstance(left, _PLAIN) and not isinstance(right, _PLAIN):
+        elif not isinstance(left, _SCALAR_TYPES) and not isinstance(right, _SCALAR_TYPES):
             if isinstance(left, str) and isinstance(right, str):
-                if len(right) > _SMALL:
+                if len(right) > _FREE_CHARACTERS:
                     self.charge(min(len(left), len(right)) >> 4)
             else:
                 self.charge_value(left)
@@ -190,7 +191,7 @@ class Bounds:
     def add(self, first: Any, second: Any) -> Any:
         """The sum of two values."""
         total = first + second
-        if type(total) is not str or len(total) > _SMALL:
+        if type(total) is not str or len(total) > _FREE_CHARACTERS:
             self.keep(total)
         return total
 
@@ -198,10 +199,10 @@ class Bounds:
         """The sum of values, from left to right."""
         total = first + second
         for value in values:
-            if type(total) is not str or len(total) > _SMALL:
+            if type(total) is not str or len(total) > _FREE_CHARACTERS:
                 self.keep(total)
             total = total + value
-        if type(total) is not str or len(total) > _SMALL:
+        if type(total) is not str or len(total) > _FREE_CHARACTERS:
             self.keep(total)
         return total
 
@@ -211,10 +212,10 @@ class Bounds:
         for value in parts:
             if isinstance(value, str):
                 size += len(value)
-            elif not isinstance(value, _PLAIN):
+            elif not isinstance(value, _SCALAR_TYPES):
                 size += self.charge_value(value)
         self.charge(size >> 4)
-        if size > _SMALL:
+        if size > _FREE_CHARACTERS:
             self.fits(size)
 
     def charge_key(self, key: Any) -> Any:
@@ -247,14 +248,14 @@ class Bounds:
             if isinstance(left, str):
                 self.charge_format(left, right)
         elif name == "-":
-            if not isinstance(left, _PLAIN) and hasattr(left, "__len__"):
+            if not isinstance(left, _SCALAR_TYPES) and hasattr(left, "__len__"):
                 self.charge(len(self.charge_keys(left)) + len(self.charge_keys(right)))
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             made = bits * max(right, 0) if name == "**" else bits + right.bit_length()
-            if made > _MOST_BITS:
+            if made > _MAX_BITS:
                 raise BoundsError(
-                    f"it computes a number of more than {_MOST_BITS:,} bits with {name}"
+                    f"it computes a number of more than {_MAX_BITS:,} bits with {name}"
                 )
         elif name == "*":
             for some, times in ((left, right), (right, left)):
@@ -265,7 +266,7 @@ class Bounds:
         """Pay for ``%`` and ``format``, each place taken for one of all values."""
         places = text.count("%") + text.count("{")
         self.charge(len(text) * places >> 8)
-        if _WIDTH.search(text):
+        if _WIDE_FORMAT.search(text):
             raise BoundsError(
                 f"it formats with a width that is too large or not fixed: {text[:60]!r}"
             )
@@ -290,13 +291,13 @@ class Bounds:
 
     def fill(self, text: str, marks: str, width: Any) -> None:
         """Refuse a width that is put at each of the marks in a text, where it makes too much of it."""
-        size = narrow(width)
+        size = limit_width(width)
         size = len(size) if isinstance(size, str) else int(size)
         self.fits(len(text) + (1 + sum(map(text.count, marks))) * size)
 
 
 # A width or precision of five digits, or one that is a value itself; names in parentheses come before it.
-_WIDTH = re.compile(r"%(?:\([^)%]*\))?[^%a-zA-Z(]*?(\*|\d{5})|\{[^{}:]*:[^{}]*?(\{|\d{5})")
+_WIDE_FORMAT = re.compile(r"%(?:\([^)%]*\))?[^%a-zA-Z(]*?(\*|\d{5})|\{[^{}:]*:[^{}]*?(\{|\d{5})")
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -309,15 +310,15 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def narrow(value: Any) -> Any:
+def limit_width(value: Any) -> Any:
     """A width, depth or filling that a filter is given, refused where it is out of proportion."""
     size = len(value) if isinstance(value, str) else value
-    if isinstance(size, int) and size > _WIDEST:
-        raise BoundsError(f"it asks a filter for {size:,} where {_WIDEST:,} is the most")
+    if isinstance(size, int) and size > _MAX_WIDTH:
+        raise BoundsError(f"it asks a filter for {size:,} where {_MAX_WIDTH:,} is the most")
     return value
 
 
-def _size(value: Any, enough: int) -> int:
+def _measure_size(value: Any, enough: int) -> int:
     """Characters of all strings in a value and one for each part, counted up to ``enough``."""
     size, waiting = 0, [value]
 
@@ -330,7 +331,7 @@ def _size(value: Any, enough: int) -> int:
         elif kind is dict:
             waiting += some.keys()
             waiting += some.values()
-        elif kind is list or kind is tuple or kind is set or kind in _VIEWS:
+        elif kind is list or kind is tuple or kind is set or kind in _DICT_VIEW_TYPES:
             waiting += some
         elif kind is range:
             size += len(some)
@@ -339,8 +340,8 @@ def _size(value: Any, enough: int) -> int:
         elif isinstance(some, str):
             size += len(some)
         elif isinstance(some, Namespace):
-            size += _CALL
-            waiting.append(getattr(some, _ATTRIBUTES))
+            size += _STEPS_PER_CALL
+            waiting.append(getattr(some, _NAMESPACE_ATTRIBUTE))
         elif isinstance(some, (dict, list, tuple)):
             waiting += some.values() if isinstance(some, dict) else some
     return size

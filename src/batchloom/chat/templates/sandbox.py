@@ -13,34 +13,34 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from batchloom.chat.templates.rendering_limits import Bounds, BoundsError
+from batchloom.chat.templates.rendering_limits import BoundsError, RenderBudget
 from batchloom.chat.templates.sandbox_operations import (
-    GROWING,
-    METHODS,
-    bounded_filters,
-    bounded_method,
-    bounded_tests,
-    refuse,
+    GROWING_METHODS,
+    SAFE_METHODS,
+    make_bounded_filters,
+    make_bounded_method,
+    make_bounded_tests,
+    refuse_operation,
 )
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # What the sandbox lets through after a long look, and templates ask for all the time.
-_SAFE = frozenset(
+_SAFE_METHODS = frozenset(
     (kind, name)
     for kind in (str, list, dict, LoopContext)
-    for name in METHODS.get(kind, dir(kind))
-    if not name.startswith("_") and name not in GROWING
+    for name in SAFE_METHODS.get(kind, dir(kind))
+    if not name.startswith("_") and name not in GROWING_METHODS
 )
-_NONE: frozenset[str] = frozenset()
-_BUFFERED = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
+_NO_METHODS: frozenset[str] = frozenset()
+_BUFFERED_NODES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
 # More keys of a dict that are no strings may all have one hash.
-_MOST_KEYS = 64
+_MAX_KEYS = 64
 # Operands of a chain of + that is written at once.
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 
 
 @final
-class Sandbox(ImmutableSandboxedEnvironment):
+class TemplateSandbox(ImmutableSandboxedEnvironment):
     """jinja2's immutable sandbox with an account of what a rendering uses.
 
     One rendering at a time: the account and the generation marks belong to it.
@@ -58,29 +58,29 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[Generation, jinja2.ext.loopcontrols],
+            extensions=[GenerationExtension, jinja2.ext.loopcontrols],
             cache_size=0,
         )
-        self.bounds = Bounds()
+        self.bounds = RenderBudget()
         self.pieces: list[str] = []
         self.marks: list[tuple[int, str]] = []
         self.asked_for_date = False
         self._date = dt.datetime.combine(date, dt.time())
-        self.filters = bounded_filters(self.bounds)
-        self.tests |= bounded_tests(self.bounds)
+        self.filters = make_bounded_filters(self.bounds)
+        self.tests |= make_bounded_tests(self.bounds)
         self._namespace = self._namespace_type()
-        self._make_dict = _Dict(self.bounds)
+        self._make_dict = _SafeDict(self.bounds)
         # All objects with attributes that a template can get hold of, besides the values that it is given.
         self._open = (
             *(self._namespace, LoopContext, Macro, Cycler, Joiner),
-            *(TemplateReference, BlockReference, Undefined, _Dict),
+            *(TemplateReference, BlockReference, Undefined, _SafeDict),
         )
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": self._strftime_now,
             "dict": self._make_dict,
             "namespace": self._namespace,
-            "lipsum": refuse,
+            "lipsum": refuse_operation,
         }
 
     def _strftime_now(self, form: str) -> str:
@@ -101,7 +101,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return BoundedNamespace
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Accounts().visit(super()._parse(source, name, filename))
+        tree: nodes.Template = _BudgetTransformer().visit(super()._parse(source, name, filename))
         return tree
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -111,19 +111,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if attribute in obj:
                 return obj[attribute]
             return self.undefined(obj=obj, name=attribute)
-        if (kind, attribute) in _SAFE:
+        if (kind, attribute) in _SAFE_METHODS:
             return getattr(obj, attribute)
         if kind is self._namespace and not attribute.startswith("_"):
             try:
                 return getattr(obj, attribute)
             except AttributeError:
                 return self.undefined(obj=obj, name=attribute)
-        methods = METHODS.get(str if kind is Markup else kind, _NONE)
+        methods = SAFE_METHODS.get(str if kind is Markup else kind, _NO_METHODS)
         if attribute not in methods and not isinstance(obj, self._open) and hasattr(obj, attribute):
             return self.unsafe_undefined(obj, attribute)
         found = super().getattr(obj, attribute)
-        if attribute in GROWING and isinstance(obj, str):
-            return bounded_method(self.bounds, obj, attribute, found)
+        if attribute in GROWING_METHODS and isinstance(obj, str):
+            return make_bounded_method(self.bounds, obj, attribute, found)
         return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -176,10 +176,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 @final
-class _Dict:
+class _SafeDict:
     """``dict`` without the attributes of a type."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: RenderBudget) -> None:
         self._bounds = bounds
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -201,7 +201,7 @@ def _raise_exception(message: Any) -> NoReturn:
 
 
 @final
-class Generation(jinja2.ext.Extension):
+class GenerationExtension(jinja2.ext.Extension):
     """``{% generation %}``: what is inside is what a model is trained to write."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own form
@@ -216,13 +216,13 @@ class Generation(jinja2.ext.Extension):
     def _marked(self, caller: Macro) -> str:
         written: str = caller()
         sandbox = self.environment
-        assert isinstance(sandbox, Sandbox)  # noqa: S101 - this extension is loaded by it alone
+        assert isinstance(sandbox, TemplateSandbox)  # noqa: S101 - this extension is loaded by it alone
         sandbox.marks.append((sum(map(len, sandbox.pieces)), written))
         return written
 
 
 @final
-class _Accounts(NodeTransformer):
+class _BudgetTransformer(NodeTransformer):
     """Puts the accounts of loops, operators, named values and buffers into a template."""
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class _Accounts(NodeTransformer):
 
     def generic_visit(self, node: nodes.Node, *args: Any) -> nodes.Node:
         """Visit what is inside first, and know whether that is written into a buffer."""
-        buffered = isinstance(node, _BUFFERED)
+        buffered = isinstance(node, _BUFFERED_NODES)
         self._buffers += buffered
         super().generic_visit(node, *args)
         self._buffers -= buffered
@@ -239,18 +239,18 @@ class _Accounts(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2's form
         """A loop pays for its rounds on entry."""
-        weight = _weight(node)
+        weight = _estimate_steps(node)
         self.generic_visit(node)
-        node.iter = _through("_charge_items", node.iter, nodes.Const(weight))
+        node.iter = _apply_filter("_charge_items", node.iter, nodes.Const(weight))
         if node.recursive:  # loop(...) goes through what it is given without passing here
-            _pay_on_entry(node, weight)
+            _charge_on_entry(node, weight)
         return node
 
     def visit_Macro(self, node: Any) -> nodes.Node:  # noqa: N802
         """What can be called again and again pays whenever it is."""
-        weight = _weight(node)
+        weight = _estimate_steps(node)
         self.generic_visit(node)
-        _pay_on_entry(node, weight)
+        _charge_on_entry(node, weight)
         return node  # type: ignore[no-any-return]
 
     visit_CallBlock = visit_Block = visit_Macro  # noqa: N815
@@ -258,36 +258,36 @@ class _Accounts(NodeTransformer):
     def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
         """What is kept is measured, so that nothing can double in every round."""
         self.generic_visit(node)
-        node.node = _through("_name", node.node)
+        node.node = _apply_filter("_name", node.node)
         return node
 
     def visit_With(self, node: nodes.With) -> nodes.Node:  # noqa: N802
         """The same."""
         self.generic_visit(node)
-        node.values = [_through("_name", value) for value in node.values]
+        node.values = [_apply_filter("_name", value) for value in node.values]
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
         """A chain of + is one operation; what stands in the template alone is added when it is compiled."""
         written = node is self._written
-        parts, spine = _chain(node)
+        parts, spine = _flatten_addition(node)
         if all(isinstance(part, nodes.Const) for part in parts):
             return node
-        if written and len(parts) <= _MOST_PARTS:
+        if written and len(parts) <= _MAX_PARTS:
             # It takes as long as the text that is written, whose length is limited.
             for some in spine:
                 some.right = self.visit(some.right)
             spine[-1].left = self.visit(spine[-1].left)
             return node
         first, *rest = [self.visit(part) for part in parts]
-        added: nodes.Node = _through("_add" if len(rest) == 1 else "_add_all", first, *rest)
+        added: nodes.Node = _apply_filter("_add" if len(rest) == 1 else "_add_all", first, *rest)
         return added
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         """The same with ~."""
         self.generic_visit(node)
         first, *rest = node.nodes
-        joined: nodes.Node = _through("_concat", first, *rest)
+        joined: nodes.Node = _apply_filter("_concat", first, *rest)
         return joined
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
@@ -295,33 +295,33 @@ class _Accounts(NodeTransformer):
         self.generic_visit(node)
         left, free = node.expr, True
         for some in node.ops:
-            free &= _is_free(left, some)
+            free &= _is_bounded_comparison(left, some)
             left = some.expr
         if free:
             return node
         if len(node.ops) == 1 and node.ops[0].op == "in":
-            contains: nodes.Node = _through("_contains", node.expr, node.ops[0].expr)
+            contains: nodes.Node = _apply_filter("_contains", node.expr, node.ops[0].expr)
             return contains
         rest = [part for some in node.ops for part in (nodes.Const(some.op), some.expr)]
-        compared: nodes.Node = _through("_compare", node.expr, *rest)
+        compared: nodes.Node = _apply_filter("_compare", node.expr, *rest)
         return compared
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         """A slice is a copy, and a key may be long."""
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            kept: nodes.Node = _through("_keep", node)
+            kept: nodes.Node = _apply_filter("_keep", node)
             return kept
         if not isinstance(node.arg, (nodes.Const, nodes.Sub)):  # no tuple is the result of -
-            node.arg = _through("_key", node.arg)
+            node.arg = _apply_filter("_key", node.arg)
         return node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
         """Keys are strings, most of them."""
         keys = [pair.key for pair in node.items]
         texts = (isinstance(key, nodes.Const) and isinstance(key.value, str) for key in keys)
-        if len(keys) - sum(texts) > _MOST_KEYS:
-            raise BoundsError(f"it has a dict of more than {_MOST_KEYS} keys that are no strings")
+        if len(keys) - sum(texts) > _MAX_KEYS:
+            raise BoundsError(f"it has a dict of more than {_MAX_KEYS} keys that are no strings")
         return self.generic_visit(node)
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
@@ -331,13 +331,13 @@ class _Accounts(NodeTransformer):
             node.nodes[at] = self.visit(part)
         if self._buffers:
             node.nodes = [
-                part if isinstance(part, nodes.TemplateData) else _through("_emit", part)
+                part if isinstance(part, nodes.TemplateData) else _apply_filter("_emit", part)
                 for part in node.nodes
             ]  # literal text was weighed with the loop it stands in
         return node
 
 
-def _chain(node: nodes.Add) -> tuple[list[nodes.Expr], list[nodes.Add]]:
+def _flatten_addition(node: nodes.Add) -> tuple[list[nodes.Expr], list[nodes.Add]]:
     """The operands of a chain of + from left to right, and its operations from right to left."""
     parts: list[nodes.Expr] = []
     spine: list[nodes.Add] = []
@@ -350,7 +350,7 @@ def _chain(node: nodes.Add) -> tuple[list[nodes.Expr], list[nodes.Add]]:
     return parts[::-1], spine
 
 
-def _weight(node: nodes.Node) -> int:
+def _estimate_steps(node: nodes.Node) -> int:
     """Steps that a body takes at most: of its parts, and of the text that stands in it."""
     parts = text = 0
     for some in node.find_all(nodes.Node):
@@ -360,12 +360,12 @@ def _weight(node: nodes.Node) -> int:
     return 1 + parts // 4 + text // 16
 
 
-def _pay_on_entry(node: Any, weight: int) -> None:
-    paid = _through("_step", nodes.Const(weight).set_lineno(node.lineno))
+def _charge_on_entry(node: Any, weight: int) -> None:
+    paid = _apply_filter("_step", nodes.Const(weight).set_lineno(node.lineno))
     node.body.insert(0, nodes.ExprStmt(paid).set_lineno(node.lineno))
 
 
-def _is_free(left: nodes.Expr, operand: nodes.Operand) -> bool:
+def _is_bounded_comparison(left: nodes.Expr, operand: nodes.Operand) -> bool:
     """Whether one side bounds the work of a comparison, as it stands in the template."""
     if operand.op in ("in", "notin"):
         return _is_literal(operand.expr)
@@ -378,7 +378,7 @@ def _is_literal(node: nodes.Expr) -> bool:
     return isinstance(node, nodes.Const)
 
 
-def _through(name: str, value: Any, *args: nodes.Expr) -> Any:
+def _apply_filter(name: str, value: Any, *args: nodes.Expr) -> Any:
     """``value`` passed through one of our filters."""
     filtered = nodes.Filter(value, name, list(args), [], None, None)
     return filtered.set_lineno(value.lineno)

@@ -15,19 +15,19 @@ from jinja2.exceptions import SecurityError
 from jinja2.nodes import EvalContext
 from jinja2.runtime import markup_join, str_join
 
-from batchloom.chat.templates.rendering_limits import Bounds, narrow
+from batchloom.chat.templates.rendering_limits import RenderBudget, limit_width
 
 # Filters that look at no more of a value than its beginning, end or length.
-_FREE = frozenset(("attr", "count", "d", "default", "first", "last", "length"))
+_FREE_FILTERS = frozenset(("attr", "count", "d", "default", "first", "last", "length"))
 # Filters that go through the items of a value, and not into them.
-_SHALLOW = frozenset(
+_SHALLOW_FILTERS = frozenset(
     ("batch", "items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
 ) | {"slice"}
 # Filters that compare the parts of a value with each other, or run some code for each.
-_HEAVY = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
+_SORTING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 # No limit is known for what these do, and no chat template needs them.
-_REFUSED = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
-_TESTS = {
+_REFUSED_FILTERS = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
+_COMPARISON_TESTS = {
     **dict.fromkeys(("eq", "==", "equalto"), "eq"),
     **dict.fromkeys(("ne", "!="), "ne"),
     **dict.fromkeys(("gt", ">", "greaterthan"), "gt"),
@@ -38,11 +38,11 @@ _TESTS = {
 }
 
 
-def bounded_filters(bounds: Bounds) -> dict[str, Any]:
+def make_bounded_filters(bounds: RenderBudget) -> dict[str, Any]:
     """All filters of jinja2 with a price, and those that the accounts of a template call."""
-    all_filters = {**filters.FILTERS, **_text_filters(bounds), **_list_filters(bounds)}
+    all_filters = {**filters.FILTERS, **_make_text_filters(bounds), **_make_list_filters(bounds)}
     made = {
-        name: some if name in _FREE else _priced(bounds, name, some)
+        name: some if name in _FREE_FILTERS else _charge_filter(bounds, name, some)
         for name, some in all_filters.items()
     }
 
@@ -61,7 +61,7 @@ def bounded_filters(bounds: Bounds) -> dict[str, Any]:
         bounds.charge(len(value) >> 4)
         return value.strip()
 
-    refused = dict.fromkeys((*_REFUSED, "random"), refuse)
+    refused = dict.fromkeys((*_REFUSED_FILTERS, "random"), refuse_operation)
     return {
         **made,
         **refused,
@@ -80,10 +80,10 @@ def bounded_filters(bounds: Bounds) -> dict[str, Any]:
     }
 
 
-def _priced(bounds: Bounds, name: str, some: Callable[..., Any]) -> Callable[..., Any]:
+def _charge_filter(bounds: RenderBudget, name: str, some: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that is paid for by the sizes of what it is given and of what it makes."""
     at = 1 if hasattr(some, "jinja_pass_arg") else 0
-    weight = 4 if name in _HEAVY else 1
+    weight = 4 if name in _SORTING_FILTERS else 1
 
     @wraps(some)
     def priced(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +97,7 @@ def _priced(bounds: Bounds, name: str, some: Callable[..., Any]) -> Callable[...
             value = list(value)
             args = (*args[:at], value, *args[at + 1 :])
         more = bounds.charge_value((args[at + 1 :], kwargs)) if len(args) > at + 1 or kwargs else 0
-        if name in _SHALLOW:
+        if name in _SHALLOW_FILTERS:
             items = len(value) if hasattr(value, "__len__") else 0
             bounds.charge(items * (4 + more) >> 2)
         else:
@@ -109,7 +109,7 @@ def _priced(bounds: Bounds, name: str, some: Callable[..., Any]) -> Callable[...
     return priced
 
 
-def _text_filters(bounds: Bounds) -> dict[str, Any]:
+def _make_text_filters(bounds: RenderBudget) -> dict[str, Any]:
     """Filters that make texts, which can make much of little, with limits."""
 
     def join(value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
@@ -125,7 +125,7 @@ def _text_filters(bounds: Bounds) -> dict[str, Any]:
         return filters.do_indent(s, width, first=first, blank=blank)
 
     def center(value: str, width: int = 80) -> str:
-        return filters.do_center(value, narrow(width))
+        return filters.do_center(value, limit_width(width))
 
     def formatted(value: str, *args: Any, **kwargs: Any) -> str:
         bounds.charge_format(str(value), (args, kwargs))
@@ -139,8 +139,8 @@ def _text_filters(bounds: Bounds) -> dict[str, Any]:
         sort_keys: bool = False,  # noqa: FBT001, FBT002
     ) -> str:
         if indent is not None or separators is not None:
-            parts, depth = _parts(x)
-            width = len(indent) if isinstance(indent, str) else narrow(indent) or 0
+            parts, depth = _measure_parts(x)
+            width = len(indent) if isinstance(indent, str) else limit_width(indent) or 0
             between = sum(map(len, separators or ()))
             bounds.fits(parts * (depth * width + between))
         return json.dumps(
@@ -161,19 +161,19 @@ def _text_filters(bounds: Bounds) -> dict[str, Any]:
     }
 
 
-def _list_filters(bounds: Bounds) -> dict[str, Any]:
+def _make_list_filters(bounds: RenderBudget) -> dict[str, Any]:
     """The same of filters that make lists and numbers."""
 
     def batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Any:
-        bounds.charge(narrow(linecount))
+        bounds.charge(limit_width(linecount))
         return filters.do_batch(value, linecount, fill_with)
 
     def slices(value: Any, slices: int, fill_with: Any = None) -> Any:
-        bounds.charge(narrow(slices))
+        bounds.charge(limit_width(slices))
         return filters.sync_do_slice(value, slices, fill_with)
 
     def rounded(value: float, precision: int = 0, method: Any = "common") -> float:
-        return filters.do_round(value, narrow(precision), method)
+        return filters.do_round(value, limit_width(precision), method)
 
     @pass_environment
     def summed(
@@ -202,7 +202,7 @@ def _list_filters(bounds: Bounds) -> dict[str, Any]:
     }
 
 
-def _parts(value: Any) -> tuple[int, int]:
+def _measure_parts(value: Any) -> tuple[int, int]:
     """How many parts a value has, and how deep they are nested."""
     parts, depth, level = 0, 0, [value]
     while level:
@@ -216,7 +216,7 @@ def _parts(value: Any) -> tuple[int, int]:
     return parts, depth
 
 
-def bounded_tests(bounds: Bounds) -> dict[str, Any]:
+def make_bounded_tests(bounds: RenderBudget) -> dict[str, Any]:
     """The tests of jinja2 whose work grows with what they are given, with a price."""
 
     def comparison(name: str) -> Callable[[Any, Any], Any]:
@@ -237,7 +237,7 @@ def bounded_tests(bounds: Bounds) -> dict[str, Any]:
         return test
 
     return {
-        **{name: comparison(some) for name, some in _TESTS.items()},
+        **{name: comparison(some) for name, some in _COMPARISON_TESTS.items()},
         **{
             name: divided(some)
             for name, some in (
@@ -252,7 +252,7 @@ def bounded_tests(bounds: Bounds) -> dict[str, Any]:
 
 
 # Methods that templates may call, by the type of their owner.
-METHODS: dict[type, frozenset[str]] = {
+SAFE_METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
         name
         for name in dir(str)
@@ -263,12 +263,14 @@ METHODS: dict[type, frozenset[str]] = {
     dict: frozenset(("copy", "get", "items", "keys", "values")),
 }
 # Methods of str that can make much of little.
-GROWING = frozenset(
+GROWING_METHODS = frozenset(
     ("replace", "join", "center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
 )
 
 
-def bounded_method(bounds: Bounds, text: str, name: str, format_: Callable[..., str]) -> Any:
+def make_bounded_method(
+    bounds: RenderBudget, text: str, name: str, format_: Callable[..., str]
+) -> Any:
     """The method ``name`` of ``text`` with limits; ``format_``: what the sandbox has in place of formatting."""
     if name == "replace":
         return partial(bounds.replace, text)
@@ -291,9 +293,10 @@ def bounded_method(bounds: Bounds, text: str, name: str, format_: Callable[..., 
     return padded
 
 
-def refuse(*_: Any, **__: Any) -> Any:
+def refuse_operation(*_: Any, **__: Any) -> Any:
     """Stands in for filters and functions that depend on chance, or whose work has no known limit."""
     raise SecurityError(
-        f"{', '.join(sorted(_REFUSED))}, random and lipsum are not there: a template must give the same text always, "
+        f"{', '.join(sorted(_REFUSED_FILTERS))}, random and lipsum are not there: a template must give the same "
+        f"text always, "
         "with work that is known beforehand"
     )

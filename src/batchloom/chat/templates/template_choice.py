@@ -10,16 +10,16 @@ import orjson
 
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.core.files import refuse_url
-from batchloom.core.settings import nearest
+from batchloom.core.settings import suggest
 
 # Built-in templates, and the control tokens each is about.
-BUILT_IN: dict[str, tuple[str, ...]] = {
+BUILT_IN_TEMPLATES: dict[str, tuple[str, ...]] = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     "alpaca": (),
     "plain": (),
 }
-_LARGEST = 1 << 20
+_MAX_TEMPLATE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +56,38 @@ def choose_template(
         InputMissingError: no such file.
     """
     if spec is None:
-        return _own(own, tokenizer)
-    if spec in BUILT_IN:
-        missing = [token for token in BUILT_IN[spec] if token not in control]
+        return _choose_own_template(own, tokenizer)
+    if spec in BUILT_IN_TEMPLATES:
+        missing = [token for token in BUILT_IN_TEMPLATES[spec] if token not in control]
         if missing:
             raise TemplateError(
                 f"template {spec} writes {', '.join(missing)}, which tokenizer {tokenizer!r} does "
                 "not have as control tokens: take plain or alpaca, which need none, or a tokenizer "
                 "that has them"
             )
-        return ChosenTemplate(spec, built_in(spec))
+        return ChosenTemplate(spec, read_built_in(spec))
     if spec in own:
         return ChosenTemplate(spec, own[spec])
     refuse_url(spec, "The template")
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
-    known = [*BUILT_IN, *own]
+    known = [*BUILT_IN_TEMPLATES, *own]
     if not path.suffix and path.name == spec and not path.exists():
         raise TemplateError(
-            f"there is no template {spec!r}{nearest(spec, known)}; there are {', '.join(known)}, "
+            f"there is no template {spec!r}{suggest(spec, known)}; there are {', '.join(known)}, "
             "or give the path of a .jinja file"
         )
-    return ChosenTemplate(path.name, _from_file(path))
+    return ChosenTemplate(path.name, _read_template_file(path))
 
 
-def built_in(name: str) -> str:
+def read_built_in(name: str) -> str:
     """The Jinja text of a built-in template."""
     return (files("batchloom.chat") / "templates" / f"{name}.jinja").read_text("utf-8").strip()
 
 
-def _own(own: Mapping[str, str], tokenizer: str) -> ChosenTemplate:
+def _choose_own_template(own: Mapping[str, str], tokenizer: str) -> ChosenTemplate:
     if not own:
         note = f"tokenizer {tokenizer!r} has no chat template: plain is used, which needs no control tokens"
-        return ChosenTemplate("plain", built_in("plain"), note=note)
+        return ChosenTemplate("plain", read_built_in("plain"), note=note)
     if "default" in own:
         return ChosenTemplate("own", own["default"], own.get("tool_use"))
     if len(own) == 1:
@@ -98,18 +98,18 @@ def _own(own: Mapping[str, str], tokenizer: str) -> ChosenTemplate:
     )
 
 
-def _from_file(path: Path) -> str:
+def _read_template_file(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            raw = file.read(_LARGEST + 1)
-        if len(raw) > _LARGEST:
+            raw = file.read(_MAX_TEMPLATE_BYTES + 1)
+        if len(raw) > _MAX_TEMPLATE_BYTES:
             raise TemplateError(f"{path} is no chat template: it is larger than 1 MiB")
         text = raw.decode()
         if path.suffix == ".json":
             text = orjson.loads(text)["chat_template"]
     except FileNotFoundError as error:
         raise InputMissingError(
-            f"there is no template file {path}; give {', '.join(BUILT_IN)}, or the path of a .jinja "
+            f"there is no template file {path}; give {', '.join(BUILT_IN_TEMPLATES)}, or the path of a .jinja "
             "file"
         ) from error
     except OSError as error:

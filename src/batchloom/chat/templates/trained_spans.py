@@ -3,23 +3,23 @@
 from typing import Literal, get_args
 
 from batchloom.chat.templates.chat_template import RenderError
-from batchloom.chat.templates.rendering import Rendered
-from batchloom.chat.templates.turn_positions import ASSISTANT, Turn
+from batchloom.chat.templates.rendering import ConversationText
+from batchloom.chat.templates.turn_positions import ASSISTANT, TurnPosition
 from batchloom.core.conversation import Conversation
 
 TrainOn = Literal["assistant", "all", "last", "completion"]
 TRAIN_ON: tuple[str, ...] = get_args(TrainOn)
 
-Stretch = tuple[int, int]
+CharacterSpan = tuple[int, int]
 
 
 class NothingTrainedError(Exception):
     """A conversation has nothing to train; says why."""
 
 
-def trained_stretches(
-    conversation: Conversation, rendered: Rendered, train_on: TrainOn
-) -> list[Stretch]:
+def compute_trained_spans(
+    conversation: Conversation, rendered: ConversationText, train_on: TrainOn
+) -> list[CharacterSpan]:
     """The stretches of the text that are trained, in order and apart from each other.
 
     A flag of a message says whether its turn is trained, whatever ``train_on`` says of it. The
@@ -41,30 +41,32 @@ def trained_stretches(
         RenderError: a turn that is trained cannot be found.
     """
     if train_on == "assistant" and rendered.generation is None and not conversation.trained:
-        plain = _plain(conversation, rendered)
+        plain = _compute_plain_spans(conversation, rendered)
         if plain:
             return plain
-    flags = _flags(conversation)
+    flags = _collect_flags(conversation)
     roles = [str(message.get("role")) for message in conversation.messages]
     if train_on == "all" and False not in flags:
         return [(0, len(rendered.text))]
     if train_on in ("all", "completion"):
-        start = 0 if train_on == "all" else _completion(conversation, rendered, flags)
-        left_out = [_turn(rendered, n) for n, flag in enumerate(flags) if flag is False]
-        stretches = _without(start, len(rendered.text), left_out)
-        stretches += [_turn(rendered, n)[1:] for n, flag in enumerate(flags) if flag]
+        start = 0 if train_on == "all" else _find_completion_start(conversation, rendered, flags)
+        left_out = [_require_turn(rendered, n) for n, flag in enumerate(flags) if flag is False]
+        stretches = _subtract_turns(start, len(rendered.text), left_out)
+        stretches += [_require_turn(rendered, n)[1:] for n, flag in enumerate(flags) if flag]
     else:
-        wanted = _wanted(roles, flags, last=train_on == "last")
+        wanted = _select_turns(roles, flags, last=train_on == "last")
         if not any(wanted):
-            raise NothingTrainedError(_why(roles))
-        stretches = _of_turns(rendered, roles, wanted)
-    stretches = _joined(stretches)
+            raise NothingTrainedError(_explain_nothing_trained(roles))
+        stretches = _list_turn_spans(rendered, roles, wanted)
+    stretches = _merge_spans(stretches)
     if not stretches:
-        raise NothingTrainedError(_why(roles))
+        raise NothingTrainedError(_explain_nothing_trained(roles))
     return stretches
 
 
-def _plain(conversation: Conversation, rendered: Rendered) -> list[Stretch]:
+def _compute_plain_spans(
+    conversation: Conversation, rendered: ConversationText
+) -> list[CharacterSpan]:
     """The stretches of most conversations; none where there is more to look at."""
     stretches = []
     at = 0
@@ -77,18 +79,18 @@ def _plain(conversation: Conversation, rendered: Rendered) -> list[Stretch]:
     return stretches
 
 
-def _why(roles: list[str]) -> str:
+def _explain_nothing_trained(roles: list[str]) -> str:
     if ASSISTANT not in roles:
         return f"nothing to train: no turn is an assistant's (roles: {', '.join(roles):.80})"
     return "nothing to train: the turns that train_on takes are empty or flagged as not trained"
 
 
-def _flags(conversation: Conversation) -> list[bool | None]:
+def _collect_flags(conversation: Conversation) -> list[bool | None]:
     count = len(conversation.messages)
     return (list(conversation.trained) + [None] * count)[:count]
 
 
-def _wanted(roles: list[str], flags: list[bool | None], *, last: bool) -> list[bool]:
+def _select_turns(roles: list[str], flags: list[bool | None], *, last: bool) -> list[bool]:
     assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
     chosen = set(assistants[-1:] if last else assistants)
     return [
@@ -97,12 +99,14 @@ def _wanted(roles: list[str], flags: list[bool | None], *, last: bool) -> list[b
     ]
 
 
-def _of_turns(rendered: Rendered, roles: list[str], wanted: list[bool]) -> list[Stretch]:
+def _list_turn_spans(
+    rendered: ConversationText, roles: list[str], wanted: list[bool]
+) -> list[CharacterSpan]:
     marks = rendered.generation
     assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
     numbers = [number for number, want in enumerate(wanted) if want]
     if marks is None:
-        return [_turn(rendered, number)[1:] for number in numbers]
+        return [_require_turn(rendered, number)[1:] for number in numbers]
     if numbers == assistants:
         return list(marks)
     if len(marks) != len(assistants):
@@ -111,10 +115,12 @@ def _of_turns(rendered: Rendered, roles: list[str], wanted: list[bool]) -> list[
             f"{len(assistants)} turns of assistants: which is whose cannot be told"
         )
     by_number = dict(zip(assistants, marks, strict=True))
-    return [by_number.get(n) or _turn(rendered, n)[1:] for n in numbers]
+    return [by_number.get(n) or _require_turn(rendered, n)[1:] for n in numbers]
 
 
-def _completion(conversation: Conversation, rendered: Rendered, flags: list[bool | None]) -> int:
+def _find_completion_start(
+    conversation: Conversation, rendered: ConversationText, flags: list[bool | None]
+) -> int:
     number = conversation.completion
     if number is None:
         raise RenderError(
@@ -123,10 +129,10 @@ def _completion(conversation: Conversation, rendered: Rendered, flags: list[bool
         )
     if not 0 <= number < len(flags):
         raise NothingTrainedError("nothing to train: the completion has no messages")
-    return _turn(rendered, number).body
+    return _require_turn(rendered, number).body
 
 
-def _turn(rendered: Rendered, number: int) -> Turn:
+def _require_turn(rendered: ConversationText, number: int) -> TurnPosition:
     turn = rendered.turns[number] if rendered.turns else None
     if turn is None:
         why = rendered.problem or "the template leaves it out"
@@ -135,7 +141,7 @@ def _turn(rendered: Rendered, number: int) -> Turn:
     return turn
 
 
-def _without(start: int, stop: int, left_out: list[Turn]) -> list[Stretch]:
+def _subtract_turns(start: int, stop: int, left_out: list[TurnPosition]) -> list[CharacterSpan]:
     stretches = []
     for turn in sorted(left_out):
         if turn.body > start:
@@ -144,9 +150,9 @@ def _without(start: int, stop: int, left_out: list[Turn]) -> list[Stretch]:
     return [*stretches, (start, stop)]
 
 
-def _joined(stretches: list[Stretch]) -> list[Stretch]:
+def _merge_spans(stretches: list[CharacterSpan]) -> list[CharacterSpan]:
     """Stretches in order, empty ones left out, those that touch or overlap made one."""
-    joined: list[Stretch] = []
+    joined: list[CharacterSpan] = []
     for start, stop in sorted(stretches):
         if start >= stop:
             continue

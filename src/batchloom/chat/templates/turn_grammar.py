@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchloom.chat.templates.markers import Found
+from batchloom.chat.templates.markers import MarkedText
 
 
 @dataclass(frozen=True, slots=True)
-class Grammar:
+class TurnGrammar:
     """What a template writes around turns, learned from a probe.
 
     Attributes:
@@ -30,20 +30,20 @@ class Grammar:
     around: re.Pattern[str]
 
 
-def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
+def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     """Matches any of ``tokens``, the longest where several begin at a place."""
     longest = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
 
-def unknown_grammar(control: re.Pattern[str], around: re.Pattern[str]) -> Grammar:
+def make_unknown_grammar(control: re.Pattern[str], around: re.Pattern[str]) -> TurnGrammar:
     """The grammar of a template that takes no probe."""
-    return Grammar("", None, frozenset(), frozenset(), control, around)
+    return TurnGrammar("", None, frozenset(), frozenset(), control, around)
 
 
-def learn_grammar(
-    prompt: str, found: Found, control: re.Pattern[str], around: re.Pattern[str]
-) -> Grammar:
+def detect_grammar(
+    prompt: str, found: MarkedText, control: re.Pattern[str], around: re.Pattern[str]
+) -> TurnGrammar:
     """The grammar that a probe shows whose turns are a user's and an assistant's, in turn.
 
     Args:
@@ -55,8 +55,8 @@ def learn_grammar(
     text, blocks = found.text, found.blocks
     last = max((block.owner for block in blocks), default=0)
     if not found.whole or not blocks or blocks[-1].owner != last:
-        return Grammar(prompt, None, frozenset(), frozenset(), control, around)
-    stop = _stop(text, blocks[-1].stop, control)
+        return TurnGrammar(prompt, None, frozenset(), frozenset(), control, around)
+    stop = _find_stop_text(text, blocks[-1].stop, control)
     edges = [0, *(block.stop for block in blocks[:-1])]
     segments = [(edge, block.start) for edge, block in zip(edges, blocks, strict=True)]
     enders = {token.group() for token in control.finditer(stop)}
@@ -71,10 +71,12 @@ def learn_grammar(
     first = around.match(prompt)
     if first is not None:
         openers.add(first.group())
-    return Grammar(prompt, stop, frozenset(openers - enders), frozenset(enders), control, around)
+    return TurnGrammar(
+        prompt, stop, frozenset(openers - enders), frozenset(enders), control, around
+    )
 
 
-def _stop(text: str, place: int, control: re.Pattern[str]) -> str:
+def _find_stop_text(text: str, place: int, control: re.Pattern[str]) -> str:
     """What follows the last content, up to its first control token and those that adjoin it."""
     match = control.search(text, place)
     end = place

@@ -4,13 +4,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batchloom.chat.templates.markers import Block, Found
-from batchloom.chat.templates.turn_grammar import Grammar
+from batchloom.chat.templates.markers import MarkedBlock, MarkedText
+from batchloom.chat.templates.turn_grammar import TurnGrammar
 
 ASSISTANT = "assistant"
 
 
-class Turn(NamedTuple):
+class TurnPosition(NamedTuple):
     """Where a turn stands.
 
     Attributes:
@@ -24,13 +24,13 @@ class Turn(NamedTuple):
     end: int
 
 
-class TurnsError(Exception):
+class TurnPositionError(Exception):
     """The turns of one conversation cannot be told apart; says why."""
 
 
-def turns_of(
-    found: Found, roles: Sequence[str], empty: Sequence[bool], grammar: Grammar
-) -> list[Turn | None]:
+def locate_turns(
+    found: MarkedText, roles: Sequence[str], empty: Sequence[bool], grammar: TurnGrammar
+) -> list[TurnPosition | None]:
     """Where each message stands in a text; None for what the template leaves out.
 
     Args:
@@ -40,7 +40,7 @@ def turns_of(
         grammar: what the template writes around turns.
 
     Raises:
-        TurnsError: an assistant's turn whose place is not certain.
+        TurnPositionError: an assistant's turn whose place is not certain.
     """
     text, blocks = found.text, found.blocks
     places: dict[int, tuple[int, int]] = {}
@@ -52,20 +52,20 @@ def turns_of(
         high = blocks[n + 1].start if n + 1 < len(blocks) else len(text)
         if roles[number] == ASSISTANT:
             if number in places:
-                raise TurnsError(f"the template writes turn {number + 1} in several places")
+                raise TurnPositionError(f"the template writes turn {number + 1} in several places")
             if not block.closed:
-                raise TurnsError(f"the template cuts off the end of turn {number + 1}")
-            body = _body(text, low, block, grammar, number)
-            last = _last(found, block, grammar)
-            places[number] = body, _end(text, last, high, grammar, number)
+                raise TurnPositionError(f"the template cuts off the end of turn {number + 1}")
+            body = _find_body_start(text, low, block, grammar, number)
+            last = _find_last_content(found, block, grammar)
+            places[number] = body, _find_turn_end(text, last, high, grammar, number)
         else:
-            end = _stop(text, block.stop, high, grammar)
+            end = _find_stop(text, block.stop, high, grammar)
             places.setdefault(number, (block.start, block.stop if end is None else end))
-    _add_empty(found, roles, empty, grammar, places)
-    return _with_heads(text, places, len(roles), grammar)
+    _locate_empty_turns(found, roles, empty, grammar, places)
+    return _add_turn_heads(text, places, len(roles), grammar)
 
 
-def _last(found: Found, block: Block, grammar: Grammar) -> int:
+def _find_last_content(found: MarkedText, block: MarkedBlock, grammar: TurnGrammar) -> int:
     """Where an assistant says its last.
 
     A header of another turn may repeat what it said, such as the name of the tool it called.
@@ -84,12 +84,14 @@ def _last(found: Found, block: Block, grammar: Grammar) -> int:
     return block.stop
 
 
-def _body(text: str, low: int, block: Block, grammar: Grammar, number: int) -> int:
+def _find_body_start(
+    text: str, low: int, block: MarkedBlock, grammar: TurnGrammar, number: int
+) -> int:
     """Where an assistant's turn begins: behind what the model is prompted with."""
     prompt = grammar.prompt
     if not block.opened:
         if not prompt or text.count(prompt, low, block.stop) != 1:
-            raise TurnsError(f"the template changes the beginning of turn {number + 1}")
+            raise TurnPositionError(f"the template changes the beginning of turn {number + 1}")
         return text.index(prompt, low) + len(prompt)
     if not prompt:
         return block.start
@@ -98,13 +100,13 @@ def _body(text: str, low: int, block: Block, grammar: Grammar, number: int) -> i
         return block.start
     behind = at + len(prompt)
     if any(token in text[behind : block.start] for token in grammar.openers):
-        raise TurnsError(
+        raise TurnPositionError(
             f"the header of turn {number + 1} is not the one the template prompts with"
         )
     return behind
 
 
-def _stop(text: str, place: int, high: int, grammar: Grammar) -> int | None:
+def _find_stop(text: str, place: int, high: int, grammar: TurnGrammar) -> int | None:
     """Behind the first stop from ``place`` on, None where a turn has none."""
     stop = grammar.stop
     if stop == "":
@@ -123,20 +125,20 @@ def _stop(text: str, place: int, high: int, grammar: Grammar) -> int | None:
     return first
 
 
-def _end(text: str, place: int, high: int, grammar: Grammar, number: int) -> int:
-    end = _stop(text, place, high, grammar)
+def _find_turn_end(text: str, place: int, high: int, grammar: TurnGrammar, number: int) -> int:
+    end = _find_stop(text, place, high, grammar)
     if end is None:
         if grammar.stop is None:
             return place
-        raise TurnsError(f"the template writes no stop token behind turn {number + 1}")
+        raise TurnPositionError(f"the template writes no stop token behind turn {number + 1}")
     return end
 
 
-def _add_empty(
-    found: Found,
+def _locate_empty_turns(
+    found: MarkedText,
     roles: Sequence[str],
     empty: Sequence[bool],
-    grammar: Grammar,
+    grammar: TurnGrammar,
     places: dict[int, tuple[int, int]],
 ) -> None:
     """Find the turns of assistants that say nothing by the prompts before them."""
@@ -147,7 +149,7 @@ def _add_empty(
 
     for number in filter(silent, range(len(roles))):
         if not grammar.prompt or any(n not in places and not empty[n] for n in range(len(roles))):
-            raise TurnsError(f"the place of the empty turn {number + 1} is not certain")
+            raise TurnPositionError(f"the place of the empty turn {number + 1} is not certain")
         low = max((end for other, (_, end) in places.items() if other < number), default=0)
         later = [block for block in blocks if block.owner > number]
         high = min((block.start for block in later), default=len(text))
@@ -155,25 +157,25 @@ def _add_empty(
         waiting = sum(map(silent, range(number, following)))
         waiting += following < len(roles) and roles[following] == ASSISTANT
         if text.count(grammar.prompt, low, high) != waiting:
-            raise TurnsError(f"the place of the empty turn {number + 1} is not certain")
+            raise TurnPositionError(f"the place of the empty turn {number + 1} is not certain")
         body = text.index(grammar.prompt, low) + len(grammar.prompt)
-        places[number] = body, _end(text, body, high, grammar, number)
+        places[number] = body, _find_turn_end(text, body, high, grammar, number)
 
 
-def _with_heads(
-    text: str, found: dict[int, tuple[int, int]], count: int, grammar: Grammar
-) -> list[Turn | None]:
-    turns: list[Turn | None] = [None] * count
+def _add_turn_heads(
+    text: str, found: dict[int, tuple[int, int]], count: int, grammar: TurnGrammar
+) -> list[TurnPosition | None]:
+    turns: list[TurnPosition | None] = [None] * count
     before = 0
     for number, (body, end) in sorted(found.items(), key=lambda item: item[1]):
         match = grammar.control.search(text, before, body) if before else None
         head = match.start() if match else min(before, body)
-        turns[number] = Turn(head, body, end)
+        turns[number] = TurnPosition(head, body, end)
         before = max(before, end)
     return turns
 
 
-def altered_by(turns: Sequence[Turn | None]) -> tuple[str, ...]:
+def describe_alterations(turns: Sequence[TurnPosition | None]) -> tuple[str, ...]:
     """What a template did to messages whose turns stand there, in words."""
     altered: tuple[str, ...] = ("leaves out messages",) if None in turns else ()
     places = [turn for turn in turns if turn is not None]

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from batchloom.chat.templates.markers import Block, Found
-from batchloom.chat.templates.turn_positions import Turn, altered_by
+from batchloom.chat.templates.markers import MarkedBlock, MarkedText
+from batchloom.chat.templates.turn_positions import TurnPosition, describe_alterations
 
 # White space around the contents of a probe; a template that strips it takes it away.
-AROUND = ("\t\n ", " \n\t")
+PROBE_WHITESPACE = ("\t\n ", " \n\t")
 
 # The role of each message, and whether it says nothing.
-Shape = tuple[tuple[str, bool], ...]
+ConversationShape = tuple[tuple[str, bool], ...]
 
 
-def shape_of(messages: Sequence[dict[str, Any]]) -> Shape | None:
+def get_conversation_shape(messages: Sequence[dict[str, Any]]) -> ConversationShape | None:
     """The shape of plain messages, None where a message holds more than a role and a string."""
     shape = []
     for message in messages:
@@ -34,16 +34,16 @@ def shape_of(messages: Sequence[dict[str, Any]]) -> Shape | None:
     return tuple(shape)
 
 
-def probe_of(shape: Shape) -> list[dict[str, Any]]:
+def make_probe(shape: ConversationShape) -> list[dict[str, Any]]:
     """Messages of a shape whose contents can be told apart."""
-    before, after = AROUND
+    before, after = PROBE_WHITESPACE
     return [
         {"role": role, "content": "" if empty else f"{before}x{after}"} for role, empty in shape
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Skeleton:
+class TurnSkeleton:
     """The fixed pieces of a shape, and where turns stand between them.
 
     A place is a pair: how many contents lie before it, and how many fixed characters.
@@ -67,7 +67,7 @@ class Skeleton:
 
     def fit(
         self, text: str, contents: Sequence[str]
-    ) -> tuple[list[Turn | None], list[int], tuple[str, ...]] | None:
+    ) -> tuple[list[TurnPosition | None], list[int], tuple[str, ...]] | None:
         """Where turns and control tokens stand in ``text``, and what was done to contents.
 
         None where the text is not these pieces with these contents between them.
@@ -76,7 +76,7 @@ class Skeleton:
         filled = [contents[number] for number, _ in self.slots]
         if self.strips:
             given = filled
-            filled = [_STRIP[way](contents[number]) for number, way in self.slots]
+            filled = [_STRIP_FUNCTIONS[way](contents[number]) for number, way in self.slots]
             if filled != given:
                 altered = (*altered, "strips white space around contents")
         parts = [self.pieces[0]]
@@ -88,16 +88,18 @@ class Skeleton:
         if "".join(parts) != text:
             return None
         turns = [
-            None if places is None else Turn(*[fixed + before[slots] for slots, fixed in places])
+            None
+            if places is None
+            else TurnPosition(*[fixed + before[slots] for slots, fixed in places])
             for places in self.turns
         ]
         return turns, [fixed + before[slots] for slots, fixed in self.control], altered
 
 
-_STRIP = (str, str.lstrip, str.rstrip, str.strip)
+_STRIP_FUNCTIONS = (str, str.lstrip, str.rstrip, str.strip)
 
 
-def widened(found: Found) -> tuple[Found, list[int]]:
+def absorb_whitespace(found: MarkedText) -> tuple[MarkedText, list[int]]:
     """A rendered probe, the white space that was left counted to its contents; and what was not.
 
     Of each content: 1 where white space before it was stripped, 2 behind it, 3 both.
@@ -105,27 +107,30 @@ def widened(found: Found) -> tuple[Found, list[int]]:
     blocks, ways = [], []
     for block in found.blocks:
         start, stop, way = block.start, block.stop, 0
-        if found.text[:start].endswith(AROUND[0]):
-            start -= len(AROUND[0])
+        if found.text[:start].endswith(PROBE_WHITESPACE[0]):
+            start -= len(PROBE_WHITESPACE[0])
         else:
             way |= 1
-        if found.text.startswith(AROUND[1], stop):
-            stop += len(AROUND[1])
+        if found.text.startswith(PROBE_WHITESPACE[1], stop):
+            stop += len(PROBE_WHITESPACE[1])
         else:
             way |= 2
-        blocks.append(Block(block.owner, start, stop, block.opened, block.closed))
+        blocks.append(MarkedBlock(block.owner, start, stop, block.opened, block.closed))
         ways.append(way)
     given = [(block.start, block.stop) for block in blocks]
-    return Found(found.text, blocks, given, found.whole, found.lost), ways
+    return MarkedText(found.text, blocks, given, found.whole, found.lost), ways
 
 
-def skeleton_of(
-    found: Found, ways: Sequence[int], turns: Sequence[Turn | None], control: re.Pattern[str]
-) -> Skeleton:
+def make_skeleton(
+    found: MarkedText,
+    ways: Sequence[int],
+    turns: Sequence[TurnPosition | None],
+    control: re.Pattern[str],
+) -> TurnSkeleton:
     """The skeleton that a rendered probe shows.
 
     Args:
-        found: the probe, each content whole (see :func:`widened`).
+        found: the probe, each content whole (see :func:`absorb_whitespace`).
         ways: what the template stripped of each.
         turns: where its turns stand.
         control: matches control tokens.
@@ -142,7 +147,7 @@ def skeleton_of(
         passed = bisect_right(stops, at)
         return passed, at - sums[passed]
 
-    return Skeleton(
+    return TurnSkeleton(
         pieces=pieces,
         slots=tuple((block.owner, way) for block, way in zip(blocks, ways, strict=True)),
         turns=tuple(None if turn is None else tuple(map(place, turn)) for turn in turns),
@@ -151,6 +156,6 @@ def skeleton_of(
             for start, piece in zip(starts, pieces, strict=True)
             for match in control.finditer(piece)
         ),
-        altered=altered_by(turns),
+        altered=describe_alterations(turns),
         strips=any(ways),
     )

@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 
 @final
-class OnceCommand(TyperCommand):
+class SingleOptionCommand(TyperCommand):
     """A command that refuses an option which takes one value and is given several times."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, final
 
 import typer
 
-_DATA = "Data"
-_PLAN = "Plan"
+_DATA_PANEL = "Data"
+_PLAN_PANEL = "Plan"
 
 StorePath = Annotated[
     str | None,
@@ -24,7 +24,7 @@ MixtureText = Annotated[
     typer.Option(
         "--mixture",
         help="A mixture's YAML file, or PATH=WEIGHT,PATH=WEIGHT, in place of a store.",
-        rich_help_panel=_DATA,
+        rich_help_panel=_DATA_PANEL,
     ),
 ]
 CheckpointPath = Annotated[
@@ -33,28 +33,33 @@ CheckpointPath = Annotated[
         "--checkpoint",
         help="A run's folder, one of its checkpoints, or a JSON file of a loader's state: its plan, in place of the "
         "settings below.",
-        rich_help_panel=_DATA,
+        rich_help_panel=_DATA_PANEL,
     ),
 ]
-Split = Annotated[str, typer.Option(help="train, val or test.", rich_help_panel=_DATA)]
+Split = Annotated[str, typer.Option(help="train, val or test.", rich_help_panel=_DATA_PANEL)]
 Generation = Annotated[
     int | None,
     typer.Option(
         help="Of the store; the newest, or the one that the checkpoint was made on.",
-        rich_help_panel=_DATA,
+        rich_help_panel=_DATA_PANEL,
     ),
 ]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens of a sequence.", rich_help_panel=_PLAN)]
+SeqLen = Annotated[
+    int | None, typer.Option(help="Tokens of a sequence.", rich_help_panel=_PLAN_PANEL)
+]
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        "--global-batch-size", help="Sequences of a step, over all ranks.", rich_help_panel=_PLAN
+        "--global-batch-size",
+        help="Sequences of a step, over all ranks.",
+        rich_help_panel=_PLAN_PANEL,
     ),
 ]
 Packing = Annotated[
     str | None,
     typer.Option(
-        help="best_fit (the default), wrap, first_fit, window_N or none.", rich_help_panel=_PLAN
+        help="best_fit (the default), wrap, first_fit, window_N or none.",
+        rich_help_panel=_PLAN_PANEL,
     ),
 ]
 Overlong = Annotated[
@@ -62,49 +67,57 @@ Overlong = Annotated[
     typer.Option(
         help="Of a document longer than a sequence: split, drop, truncate or error; without it texts are split, and "
         "conversations dropped.",
-        rich_help_panel=_PLAN,
+        rich_help_panel=_PLAN_PANEL,
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="Of the order.", rich_help_panel=_PLAN)]
+Seed = Annotated[int | None, typer.Option(help="Of the order.", rich_help_panel=_PLAN_PANEL)]
 Shuffle = Annotated[
     bool | None,
     typer.Option(
-        "--shuffle/--no-shuffle", help="Or the order of the store.", rich_help_panel=_PLAN
+        "--shuffle/--no-shuffle", help="Or the order of the store.", rich_help_panel=_PLAN_PANEL
     ),
 ]
 Epochs = Annotated[
-    int | None, typer.Option(help="Passes over a store; 1 by default.", rich_help_panel=_PLAN)
+    int | None, typer.Option(help="Passes over a store; 1 by default.", rich_help_panel=_PLAN_PANEL)
 ]
-Steps = Annotated[int | None, typer.Option(help="Steps of the whole run.", rich_help_panel=_PLAN)]
+Steps = Annotated[
+    int | None, typer.Option(help="Steps of the whole run.", rich_help_panel=_PLAN_PANEL)
+]
 Last = Annotated[
     str | None,
-    typer.Option(help="The last step is filled (fill) or left out (drop).", rich_help_panel=_PLAN),
+    typer.Option(
+        help="The last step is filled (fill) or left out (drop).", rich_help_panel=_PLAN_PANEL
+    ),
 ]
 PoolSize = Annotated[
-    int | None, typer.Option(help="Documents packed together.", rich_help_panel=_PLAN)
+    int | None, typer.Option(help="Documents packed together.", rich_help_panel=_PLAN_PANEL)
 ]
 Block = Annotated[
-    int | None, typer.Option(help="Neighbours permuted as one.", rich_help_panel=_PLAN)
+    int | None, typer.Option(help="Neighbours permuted as one.", rich_help_panel=_PLAN_PANEL)
 ]
-Lanes = Annotated[int | None, typer.Option(help="What pools are dealt to.", rich_help_panel=_PLAN)]
+Lanes = Annotated[
+    int | None, typer.Option(help="What pools are dealt to.", rich_help_panel=_PLAN_PANEL)
+]
 Align = Annotated[
     int | None,
-    typer.Option(help="Documents begin at multiples of so many tokens.", rich_help_panel=_PLAN),
+    typer.Option(
+        help="Documents begin at multiples of so many tokens.", rich_help_panel=_PLAN_PANEL
+    ),
 ]
 GroupByLength = Annotated[
     int | None,
     typer.Option(
         help="Steps of a window whose rows are dealt by length (packing none).",
-        rich_help_panel=_PLAN,
+        rich_help_panel=_PLAN_PANEL,
     ),
 ]
 WorldSize = Annotated[
-    int | None, typer.Option(help="Number of data-parallel ranks.", rich_help_panel=_PLAN)
+    int | None, typer.Option(help="Number of data-parallel ranks.", rich_help_panel=_PLAN_PANEL)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-_SETTINGS = (
+_PLAN_SETTINGS = (
     *(
         "seq_len",
         "global_batch_size",
@@ -120,21 +133,21 @@ _SETTINGS = (
 )
 
 
-def settings_in(given: Mapping[str, Any]) -> dict[str, Any]:
+def select_plan_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Of a command's options those that are settings of ``PlanSpec``."""
-    return {name: given[name] for name in _SETTINGS}
+    return {name: given[name] for name in _PLAN_SETTINGS}
 
 
 @final
-class _Told(logging.Handler):
+class _StderrLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def log_to_stderr() -> Iterator[None]:
     """Print what goes to the log ``batchloom``, counting above all, on standard error."""
-    log, handler = logging.getLogger("batchloom"), _Told()
+    log, handler = logging.getLogger("batchloom"), _StderrLogHandler()
     before = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

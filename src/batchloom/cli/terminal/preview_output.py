@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from batchloom.analysis.doctor import Preview
-from batchloom.core.wording import visible
+from batchloom.analysis.doctor import DocumentPreview
+from batchloom.core.wording import escape_unprintable
 
-_TRAINED = "green"
+_TRAINED_STYLE = "green"
 # A control token and those like it that follow.
-_RUN = re.compile(r"(<[^<>\s]{1,40}>)\1{7,}")
+_REPEATED_TOKEN = re.compile(r"(<[^<>\s]{1,40}>)\1{7,}")
 _LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what cannot be seen"
 
 
-def print_preview(console: Console, documents: Sequence[Preview]) -> None:
+def print_preview(console: Console, documents: Sequence[DocumentPreview]) -> None:
     """Print documents, and before them what the marks mean."""
     if documents:
         console.print(f"preview ({_LEGEND})", style="bold")
@@ -28,13 +28,13 @@ def print_preview(console: Console, documents: Sequence[Preview]) -> None:
         place = f"line {document.line}" if document.line else f"row {document.row}"
         where = f", {place}" if document.line or document.row else ""
         console.print(
-            f"-- {visible(document.file)}{where}: {document.tokens:,} tokens, {document.trained:,} trained"
+            f"-- {escape_unprintable(document.file)}{where}: {document.tokens:,} tokens, {document.trained:,} trained"
         )
-        for mark, line, trained in preview_lines(document):
-            console.print(f"{mark} {line}".rstrip(), style=_TRAINED if trained else "")
+        for mark, line, trained in make_preview_lines(document):
+            console.print(f"{mark} {line}".rstrip(), style=_TRAINED_STYLE if trained else "")
 
 
-def preview_lines(document: Preview) -> list[tuple[str, str, bool]]:
+def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]:
     """A document as lines: the mark, what can be seen of the line, whether it is trained."""
     lines: list[tuple[str, str, bool]] = []
     begins = True
@@ -50,12 +50,16 @@ def preview_lines(document: Preview) -> list[tuple[str, str, bool]]:
             # What follows the last line end is a line of the next piece, unless it holds something.
             if part or not last:
                 lines.append(
-                    (mark + ("|" if begins else ">"), short_runs(visible(part)), piece.trained)
+                    (
+                        mark + ("|" if begins else ">"),
+                        shorten_token_runs(escape_unprintable(part)),
+                        piece.trained,
+                    )
                 )
             begins = not last or (begins and not part)
     return lines
 
 
-def short_runs(text: str) -> str:
+def shorten_token_runs(text: str) -> str:
     """A line in which a token that stands many times in a row is written once, with their number."""
-    return _RUN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", text)
+    return _REPEATED_TOKEN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", text)

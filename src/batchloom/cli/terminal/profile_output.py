@@ -3,11 +3,11 @@
 from rich.console import Console
 from rich.table import Table
 
-from batchloom.core.wording import duration, megabytes, visible
-from batchloom.preparation import ReportFacts
+from batchloom.core.wording import escape_unprintable, format_duration, format_size
+from batchloom.preparation import PrepareReport
 
 
-def print_profile(console: Console, report: ReportFacts | None) -> None:
+def print_profile(console: Console, report: PrepareReport | None) -> None:
     """Print seconds, shares and speeds by stage, as the report of a store has them.
 
     Args:
@@ -17,9 +17,11 @@ def print_profile(console: Console, report: ReportFacts | None) -> None:
     if report is None:
         console.print("Where the time went is in report.json beside the store.")
         return
-    phases = ", ".join(f"{name} {duration(s)}" for name, s in report.seconds_by_phase.items())
-    told = f"{duration(report.seconds)} in all" + (f": {phases}" if phases else "")
-    console.print(visible(f"{told}; {report.workers:,} at work ({report.crew})"))
+    phases = ", ".join(
+        f"{name} {format_duration(s)}" for name, s in report.seconds_by_phase.items()
+    )
+    told = f"{format_duration(report.seconds)} in all" + (f": {phases}" if phases else "")
+    console.print(escape_unprintable(f"{told}; {report.workers:,} at work ({report.crew})"))
     stages = report.content.stages
     if not stages:
         return
@@ -32,10 +34,10 @@ def print_profile(console: Console, report: ReportFacts | None) -> None:
         seconds = spent.seconds
         fast = seconds > 0
         table.add_row(
-            visible(name),
+            escape_unprintable(name),
             f"{seconds:,.2f}",
             f"{seconds / total:.0%}",
-            f"{megabytes(spent.bytes / seconds)}/s" if fast and spent.bytes else "",
+            f"{format_size(spent.bytes / seconds)}/s" if fast and spent.bytes else "",
             f"{spent.documents / seconds:,.0f}" if fast and spent.documents else "",
         )
     console.print(table)

@@ -4,17 +4,17 @@ from .mixture_spec import (
     SourceSpec as SourceSpec,
     Stage as Stage,
     Weights as Weights,
-    by_size as by_size,
-    is_positive as is_positive,
-    weighed_in as weighed_in,
-    weight_problems as weight_problems,
+    is_positive_weight as is_positive_weight,
+    list_weight_problems as list_weight_problems,
+    list_weighted_sources as list_weighted_sources,
+    uses_size_weights as uses_size_weights,
 )
 from .period_shares import (
-    Caps as Caps,
-    Measured as Measured,
+    EpochCap as EpochCap,
+    SourceStatistics as SourceStatistics,
     apportion as apportion,
-    flat_weights as flat_weights,
-    measure as measure,
-    sequence_shares as sequence_shares,
+    compute_sequence_shares as compute_sequence_shares,
+    flatten_weights as flatten_weights,
+    measure_source as measure_source,
 )
-from .schedule import Schedule as Schedule, schedule_of as schedule_of
+from .schedule import Schedule as Schedule, make_schedule as make_schedule

@@ -5,27 +5,27 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from batchloom.core.errors import PlanError
-from batchloom.core.settings import is_text, nearest, raise_problems, shown, whole
-from batchloom.plan.mixture.schedule import MOST_SOURCES
-from batchloom.plan.packing import Lengths, Overlong
+from batchloom.core.settings import as_int, is_text, quote_value, raise_problems, suggest
+from batchloom.plan.mixture.schedule import MAX_SOURCES
+from batchloom.plan.packing import DocumentLengths, OverlongMode
 
-Unit = Literal["tokens", "documents", "epochs"]
-Exhausted = Literal["repeat", "stop", "redistribute"]
+WeightUnit = Literal["tokens", "documents", "epochs"]
+ExhaustedPolicy = Literal["repeat", "stop", "redistribute"]
 # A number, or of a group its own weight and the sources it is divided among.
 Weights = Mapping[str, Any] | Literal["size"]
 
 # Weights above 0: their products and sums are numbers still.
-LEAST_WEIGHT, MOST_WEIGHT = 1e-100, 1e100
-_GROUP = {"weight", "sources"}
-_SOURCE = ("epochs", "seed", "overlong")
-_POSITIVE = f"a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
+MIN_WEIGHT, MAX_WEIGHT = 1e-100, 1e100
+_GROUP_KEYS = {"weight", "sources"}
+_SOURCE_FIELDS = ("epochs", "seed", "overlong")
+_POSITIVE_DESCRIPTION = f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
 
 
 class PlanStore(Protocol):
     """What a plan needs of a store: its lengths, their sum and its fingerprint."""
 
     @property
-    def lengths(self) -> Lengths:
+    def lengths(self) -> DocumentLengths:
         """Lengths of the documents in tokens."""
         ...
 
@@ -53,16 +53,18 @@ class SourceSpec:
 
     epochs: int | None = None
     seed: int | None = None
-    overlong: Overlong | None = None
+    overlong: OverlongMode | None = None
 
     def __post_init__(self) -> None:
         problems = []
-        if self.epochs is not None and (whole(self.epochs) or 0) < 1:
-            problems.append(f"epochs: {shown(self.epochs)} is not a whole number from 1 on")
-        if self.seed is not None and (whole(self.seed) is None or abs(self.seed) >= 1 << 128):
-            problems.append(f"seed: {shown(self.seed)} is not a whole number of at most 128 bits")
-        if self.overlong is not None and self.overlong not in Overlong.__args__:  # type: ignore[attr-defined]
-            options = Overlong.__args__  # type: ignore[attr-defined]
+        if self.epochs is not None and (as_int(self.epochs) or 0) < 1:
+            problems.append(f"epochs: {quote_value(self.epochs)} is not a whole number from 1 on")
+        if self.seed is not None and (as_int(self.seed) is None or abs(self.seed) >= 1 << 128):
+            problems.append(
+                f"seed: {quote_value(self.seed)} is not a whole number of at most 128 bits"
+            )
+        if self.overlong is not None and self.overlong not in OverlongMode.__args__:  # type: ignore[attr-defined]
+            options = OverlongMode.__args__  # type: ignore[attr-defined]
             problems.append(f"overlong: {self.overlong!r} is none of {', '.join(options)}")
         raise_problems(problems)
 
@@ -89,12 +91,12 @@ class Stage:
                 "step: a stage begins either at a step or after a number of tokens; give one"
             )
         problems += [
-            f"{name}: {shown(getattr(self, name))} is not a whole number from 1 on"
+            f"{name}: {quote_value(getattr(self, name))} is not a whole number from 1 on"
             for name in given
-            if not 1 <= (whole(getattr(self, name)) or 0) < 1 << 62
+            if not 1 <= (as_int(getattr(self, name)) or 0) < 1 << 62
         ]
         raise_problems(problems)
-        object.__setattr__(self, given[0], whole(getattr(self, given[0])))
+        object.__setattr__(self, given[0], as_int(getattr(self, given[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,31 +121,37 @@ class Mixture:
 
     weights: Weights
     stores: Mapping[str, PlanStore] = field(kw_only=True)
-    unit: Unit = field(default="tokens", kw_only=True)
+    unit: WeightUnit = field(default="tokens", kw_only=True)
     temperature: float = field(default=1.0, kw_only=True)
     most_epochs: float | None = field(default=None, kw_only=True)
-    exhausted: Exhausted = field(default="repeat", kw_only=True)
+    exhausted: ExhaustedPolicy = field(default="repeat", kw_only=True)
     sources: Mapping[str, SourceSpec] = field(default_factory=dict, kw_only=True)
     stages: Sequence[Stage] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         problems = self._stores_problems()
-        for name, known in (("unit", Unit), ("exhausted", Exhausted)):
+        for name, known in (("unit", WeightUnit), ("exhausted", ExhaustedPolicy)):
             value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
             if value not in options:
-                hint = nearest(str(value), options)
+                hint = suggest(str(value), options)
                 problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
-        if not is_positive(self.temperature):
-            problems.append(f"temperature: {shown(self.temperature)} is not {_POSITIVE}")
-        if self.most_epochs is not None and not is_positive(self.most_epochs):
-            problems.append(f"most_epochs: {shown(self.most_epochs)} is not {_POSITIVE}")
-        problems += _kinds_problems(self.sources, self.stages)
+        if not is_positive_weight(self.temperature):
+            problems.append(
+                f"temperature: {quote_value(self.temperature)} is not {_POSITIVE_DESCRIPTION}"
+            )
+        if self.most_epochs is not None and not is_positive_weight(self.most_epochs):
+            problems.append(
+                f"most_epochs: {quote_value(self.most_epochs)} is not {_POSITIVE_DESCRIPTION}"
+            )
+        problems += _list_kind_problems(self.sources, self.stages)
         problems = problems or self._idle_problems()
         if not problems:
-            problems += weight_problems(self.weights, self.stores, "weights")
+            problems += list_weight_problems(self.weights, self.stores, "weights")
             for number, stage in enumerate(self.stages):
-                problems += weight_problems(stage.weights, self.stores, f"stages[{number}].weights")
-            problems += _order_problems(self.stages)
+                problems += list_weight_problems(
+                    stage.weights, self.stores, f"stages[{number}].weights"
+                )
+            problems += _list_order_problems(self.stages)
         raise_problems(problems)
         _refuse_other_tokenizers(self.stores)
 
@@ -160,7 +168,9 @@ class Mixture:
     def _idle_problems(self) -> list[str]:
         """Settings that would have no effect beside the others."""
         problems = []
-        sized = any(by_size(one) for one in (self.weights, *(s.weights for s in self.stages)))
+        sized = any(
+            uses_size_weights(one) for one in (self.weights, *(s.weights for s in self.stages))
+        )
         problems += [
             f"{name}: it shapes weights by size, and the weights are given; weights='size' uses it"
             for name, idle in (
@@ -182,46 +192,46 @@ class Mixture:
         if not isinstance(self.stores, Mapping) or not self.stores:
             return ["stores: a mapping of at least one name to its open store"]
         problems = [
-            f"stores: {shown(name)} is no name" for name in self.stores if not is_text(name)
+            f"stores: {quote_value(name)} is no name" for name in self.stores if not is_text(name)
         ]
-        if len(self.stores) > MOST_SOURCES:
-            problems.append(f"stores: {len(self.stores)} sources, more than {MOST_SOURCES}")
+        if len(self.stores) > MAX_SOURCES:
+            problems.append(f"stores: {len(self.stores)} sources, more than {MAX_SOURCES}")
         problems += [
-            f"stores.{name}: {shown(store)} is a path; open it: open_store({shown(store)})"
+            f"stores.{name}: {quote_value(store)} is a path; open it: open_store({quote_value(store)})"
             if isinstance(store, str) or hasattr(store, "__fspath__")
             else f"stores.{name}: {type(store).__name__} is no open store"
             for name, store in self.stores.items()
             if not hasattr(store, "lengths")
         ]
         problems += [
-            f"sources.{name}: there is no such source{nearest(str(name), self.stores)}"
+            f"sources.{name}: there is no such source{suggest(str(name), self.stores)}"
             for name in (self.sources if isinstance(self.sources, Mapping) else ())
             if name not in self.stores
         ]
         return problems
 
 
-def _kinds_problems(sources: object, stages: object) -> list[str]:
+def _list_kind_problems(sources: object, stages: object) -> list[str]:
     """What is said of single sources, or of later weights, without being that."""
     problems = []
     if not isinstance(sources, Mapping):
-        problems.append(f"sources: {shown(sources)} is no mapping of names to SourceSpec")
+        problems.append(f"sources: {quote_value(sources)} is no mapping of names to SourceSpec")
     else:
         problems += [
-            f"sources.{name}: {shown(said)} is no SourceSpec"
+            f"sources.{name}: {quote_value(said)} is no SourceSpec"
             for name, said in sources.items()
             if not isinstance(said, SourceSpec)
         ]
     if not isinstance(stages, Sequence) or isinstance(stages, (str, bytes)):
-        return [*problems, f"stages: {shown(stages)} is no list of Stage"]
+        return [*problems, f"stages: {quote_value(stages)} is no list of Stage"]
     return problems + [
-        f"stages[{number}]: {shown(stage)} is no Stage"
+        f"stages[{number}]: {quote_value(stage)} is no Stage"
         for number, stage in enumerate(stages)
         if not isinstance(stage, Stage)
     ]
 
 
-def by_size(weights: object) -> bool:
+def uses_size_weights(weights: object) -> bool:
     """Whether weights, or those inside a group, go by the sizes of sources."""
     if not isinstance(weights, Mapping):
         return weights == "size"
@@ -231,7 +241,7 @@ def by_size(weights: object) -> bool:
     )
 
 
-def weighed_in(weights: Weights, names: Iterable[str]) -> set[str]:
+def list_weighted_sources(weights: Weights, names: Iterable[str]) -> set[str]:
     """The sources that have a weight above 0; ``names`` are those of all sources."""
     if isinstance(weights, str):
         return set(names)
@@ -245,7 +255,7 @@ def weighed_in(weights: Weights, names: Iterable[str]) -> set[str]:
     return found
 
 
-def is_positive(value: object) -> bool:
+def is_positive_weight(value: object) -> bool:
     """Whether a value is a number from 1e-100 to 1e+100."""
     return is_weight(value) and value != 0
 
@@ -254,67 +264,75 @@ def is_weight(value: object) -> bool:
     """Whether a value is 0 or a number from 1e-100 to 1e+100."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return value == 0 or LEAST_WEIGHT <= value <= MOST_WEIGHT
+    return value == 0 or MIN_WEIGHT <= value <= MAX_WEIGHT
 
 
-def weight_problems(weights: object, stores: Mapping[str, object], path: str) -> list[str]:
+def list_weight_problems(weights: object, stores: Mapping[str, object], path: str) -> list[str]:
     """Everything that is wrong with weights: names no store has, twice the same, numbers that are none, all zero."""
     if weights == "size":
         return []
     if not isinstance(weights, Mapping) or not weights:
-        return [f"{path}: {shown(weights)} is neither a mapping of names to numbers nor 'size'"]
+        return [
+            f"{path}: {quote_value(weights)} is neither a mapping of names to numbers nor 'size'"
+        ]
     problems: list[str] = []
     seen: set[str] = set()
     for name, weight in weights.items():
         where = f"{path}.{name}"
         if isinstance(weight, Mapping):
-            problems += _group_problems(weight, stores, where, seen)
+            problems += _list_group_problems(weight, stores, where, seen)
         else:
-            problems += _number_problems(weight, where) + _name_problems(name, stores, where, seen)
+            problems += _list_number_problems(weight, where) + _list_name_problems(
+                name, stores, where, seen
+            )
     tops = [w.get("weight") if isinstance(w, Mapping) else w for w in weights.values()]
     if not problems and not any(tops):
         problems.append(f"{path}: all are 0; at least one source needs a weight above 0")
     return problems
 
 
-def _group_problems(
+def _list_group_problems(
     group: Mapping[str, Any], stores: Mapping[str, object], where: str, seen: set[str]
 ) -> list[str]:
     problems = [
-        f"{where}.{key}: unknown setting{nearest(str(key), _GROUP)}"
+        f"{where}.{key}: unknown setting{suggest(str(key), _GROUP_KEYS)}"
         for key in group
-        if key not in _GROUP
+        if key not in _GROUP_KEYS
     ]
-    problems += [f"{where}.{key}: missing" for key in sorted(_GROUP - set(group))]
+    problems += [f"{where}.{key}: missing" for key in sorted(_GROUP_KEYS - set(group))]
     if problems:
         return problems
-    problems += _number_problems(group["weight"], f"{where}.weight")
+    problems += _list_number_problems(group["weight"], f"{where}.weight")
     inner = group["sources"]
     if not isinstance(inner, (Mapping, list, tuple)) or not inner:
         return [
             *problems,
-            f"{where}.sources: {shown(inner)} is neither a mapping of names to numbers nor a list of names",
+            f"{where}.sources: {quote_value(inner)} is neither a mapping of names to numbers nor a list of names",
         ]
     for name in inner:
-        problems += _name_problems(name, stores, f"{where}.sources.{name}", seen)
+        problems += _list_name_problems(name, stores, f"{where}.sources.{name}", seen)
     if isinstance(inner, Mapping):
         for name, weight in inner.items():
-            problems += _number_problems(weight, f"{where}.sources.{name}")
+            problems += _list_number_problems(weight, f"{where}.sources.{name}")
         if not problems and not any(inner.values()):
             problems.append(f"{where}.sources: all are 0")
     return problems
 
 
-def _number_problems(weight: object, where: str) -> list[str]:
-    return [] if is_weight(weight) else [f"{where}: {shown(weight)} is neither 0 nor {_POSITIVE}"]
+def _list_number_problems(weight: object, where: str) -> list[str]:
+    return (
+        []
+        if is_weight(weight)
+        else [f"{where}: {quote_value(weight)} is neither 0 nor {_POSITIVE_DESCRIPTION}"]
+    )
 
 
-def _name_problems(
+def _list_name_problems(
     name: object, stores: Mapping[str, object], where: str, seen: set[str]
 ) -> list[str]:
     if not isinstance(name, str) or name not in stores:
         return [
-            f"{where}: names no source; there are {', '.join(map(str, stores))}{nearest(str(name), stores)}"
+            f"{where}: names no source; there are {', '.join(map(str, stores))}{suggest(str(name), stores)}"
         ]
     if name in seen:
         return [f"{where}: the source has a weight already"]
@@ -322,7 +340,7 @@ def _name_problems(
     return []
 
 
-def _order_problems(stages: Sequence[Stage]) -> list[str]:
+def _list_order_problems(stages: Sequence[Stage]) -> list[str]:
     units = {"step" if stage.step is not None else "tokens" for stage in stages}
     if len(units) > 1:
         return ["stages: some begin at a step and some after tokens; use one of the two for all"]

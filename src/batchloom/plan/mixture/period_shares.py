@@ -7,17 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.plan.mixture.mixture_spec import LEAST_WEIGHT, PlanStore, Unit, Weights
+from batchloom.plan.mixture.mixture_spec import MIN_WEIGHT, PlanStore, Weights, WeightUnit
 from batchloom.plan.packing import PlanSpec, Pools
 
-LEAST_PERIOD, MOST_PERIOD = 1 << 16, 1 << 20
-_MOST_OFF = 0.01
+MIN_PERIOD, MAX_PERIOD = 1 << 16, 1 << 20
+_MAX_SHARE_ERROR = 0.01
 # A source is measured by so many documents, or by a whole pool where they make few sequences: with many sources
 # that is most of what a first batch waits for.
-_SAMPLE, _ENOUGH = 2048, 256
+_SAMPLE_DOCUMENTS, _MIN_SEQUENCES = 2048, 256
 
 
-class Measured(NamedTuple):
+class SourceStatistics(NamedTuple):
     """What is known of a source before it is counted.
 
     Attributes:
@@ -31,7 +31,7 @@ class Measured(NamedTuple):
     per_sequence: tuple[float, float]
 
 
-def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
+def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatistics:
     """Measure a source by its first pool with sequences.
 
     Raises:
@@ -40,13 +40,13 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
     pools = Pools(store.lengths, spec, name)
     for pool in range(pools.count):
         # Where documents stand alone, how many tokens a sequence has is theirs: a sample would be too rough.
-        members = pools.members(pool, None if spec.packing == "none" else _SAMPLE)
-        lengths = pools.fitted_of(members)
-        count = pools.packed_count(lengths)
-        if count < _ENOUGH and spec.pool_size > _SAMPLE:
+        members = pools.members(pool, None if spec.packing == "none" else _SAMPLE_DOCUMENTS)
+        lengths = pools.fit_members(members)
+        count = pools.count_packed(lengths)
+        if count < _MIN_SEQUENCES and spec.pool_size > _SAMPLE_DOCUMENTS:
             members = pools.members(pool)
-            lengths = pools.fitted_of(members)
-            count = pools.packed_count(lengths)
+            lengths = pools.fit_members(members)
+            count = pools.count_packed(lengths)
         if count:
             tokens = float(lengths.sum()) / count
             documents = float((lengths > 0).sum()) / count
@@ -54,10 +54,12 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
                 # Nothing is left out: how long documents are on average is known of all of them.
                 documents = tokens * pools.chosen / store.tokens
             if spec.overlong == "split":
-                return Measured(store.tokens, pools.chosen, (tokens, documents))
+                return SourceStatistics(store.tokens, pools.chosen, (tokens, documents))
             raw = store.lengths.take(members).astype(np.int64)
             kept = float(lengths.sum() / raw.sum()), float((lengths > 0).sum() / len(raw))
-            return Measured(store.tokens * kept[0], pools.documents * kept[1], (tokens, documents))
+            return SourceStatistics(
+                store.tokens * kept[0], pools.documents * kept[1], (tokens, documents)
+            )
     raise PlanError(
         f"Source {name!r} gives no sequence: its documents are all empty, or longer than seq_len "
         f"{spec.seq_len} with overlong='drop'. Leave it out, raise seq_len or use overlong='split' (not for "
@@ -65,12 +67,12 @@ def measure(name: str, store: PlanStore, spec: PlanSpec) -> Measured:
     )
 
 
-def flat_weights(
+def flatten_weights(
     weights: Weights,
     names: Sequence[str],
     size: Callable[[str], float],
     temperature: float,
-    caps: "Caps | None",
+    caps: "EpochCap | None",
 ) -> dict[str, float]:
     """The weight of every source that has one above 0, adding up to 1; groups are divided among theirs.
 
@@ -85,7 +87,7 @@ def flat_weights(
         PlanError: with that bound the sources are too small for the run.
     """
     if weights == "size":
-        return _by_size({name: size(name) for name in names}, temperature, caps)
+        return _weigh_by_size({name: size(name) for name in names}, temperature, caps)
     found: dict[str, float] = {}
     total = sum(
         float(one["weight"] if isinstance(one, Mapping) else one) for one in weights.values()
@@ -96,30 +98,32 @@ def flat_weights(
             if not mine:
                 continue
             if isinstance(inner, Mapping):
-                inside = _normal(inner)
+                inside = _normalize_weights(inner)
             else:
                 part = caps and caps._replace(tokens=round(caps.tokens * mine / total))
-                inside = _by_size({name: size(name) for name in inner}, temperature, part)
+                inside = _weigh_by_size({name: size(name) for name in inner}, temperature, part)
             found.update({source: mine * share for source, share in inside.items()})
         else:
             found[name] = float(weight)
-    return _normal(found)
+    return _normalize_weights(found)
 
 
-class Caps(NamedTuple):
+class EpochCap(NamedTuple):
     """A bound of epochs for a run of so many tokens."""
 
     most_epochs: float
     tokens: int
 
 
-def _by_size(sizes: Mapping[str, float], temperature: float, caps: Caps | None) -> dict[str, float]:
+def _weigh_by_size(
+    sizes: Mapping[str, float], temperature: float, caps: EpochCap | None
+) -> dict[str, float]:
     if caps is None:
         largest = max(sizes.values())
         # However small: what has tokens has a weight, and it is refused where no period meets it.
-        return _normal(
+        return _normalize_weights(
             {
-                name: max((size / largest) ** (1 / temperature), LEAST_WEIGHT)
+                name: max((size / largest) ** (1 / temperature), MIN_WEIGHT)
                 for name, size in sizes.items()
             }
         )
@@ -135,16 +139,16 @@ def _by_size(sizes: Mapping[str, float], temperature: float, caps: Caps | None) 
     for number, name in enumerate(ascending):
         shares[name] = min(left / (len(ascending) - number), sizes[name] * caps.most_epochs)
         left -= shares[name]
-    return _normal(shares)
+    return _normalize_weights(shares)
 
 
-def _normal(weights: Mapping[str, float]) -> dict[str, float]:
+def _normalize_weights(weights: Mapping[str, float]) -> dict[str, float]:
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items() if weight > 0}
 
 
-def sequence_shares(
-    weights: Mapping[str, float], unit: Unit, measured: Mapping[str, Measured]
+def compute_sequence_shares(
+    weights: Mapping[str, float], unit: WeightUnit, measured: Mapping[str, SourceStatistics]
 ) -> dict[str, float]:
     """Shares of the sequences that give the weights in their unit, adding up to 1."""
     shares = {}
@@ -156,7 +160,7 @@ def sequence_shares(
             shares[name] = weight / documents
         else:
             shares[name] = weight * measured[name].documents / documents
-    return _normal(shares)
+    return _normalize_weights(shares)
 
 
 def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False) -> dict[str, int]:
@@ -173,24 +177,24 @@ def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False
         return dict.fromkeys(shares, 1)
     names = sorted(shares)
     wanted = np.array([shares[name] for name in names])
-    period = LEAST_PERIOD
+    period = MIN_PERIOD
     while True:
         slots = -(-period // lanes) * lanes
-        counts = _largest_remainders(wanted, slots)
+        counts = _apply_largest_remainders(wanted, slots)
         off = np.abs(counts / slots / wanted - 1)
-        if off.max() <= _MOST_OFF or (near and period >= MOST_PERIOD):
+        if off.max() <= _MAX_SHARE_ERROR or (near and period >= MAX_PERIOD):
             return dict(zip(names, counts.tolist(), strict=True))
-        if period >= MOST_PERIOD:
+        if period >= MAX_PERIOD:
             break
         period *= 2
     worst = int(off.argmax())
     raise PlanError(
-        f"Source {names[worst]!r} has {wanted[worst]:.2g} of the sequences, which no period of at most {MOST_PERIOD:,} "
-        f"meets within 1 %. Give it at least {1 / (2 * _MOST_OFF * MOST_PERIOD):.2g}, or weight 0."
+        f"Source {names[worst]!r} has {wanted[worst]:.2g} of the sequences, which no period of at most {MAX_PERIOD:,} "
+        f"meets within 1 %. Give it at least {1 / (2 * _MAX_SHARE_ERROR * MAX_PERIOD):.2g}, or weight 0."
     )
 
 
-def _largest_remainders(shares: NDArray[np.float64], slots: int) -> NDArray[np.int64]:
+def _apply_largest_remainders(shares: NDArray[np.float64], slots: int) -> NDArray[np.int64]:
     exact = shares * slots
     counts = np.maximum(np.floor(exact).astype(np.int64), 1)
     order = np.argsort(-(exact - np.floor(exact)), kind="stable")

@@ -14,17 +14,17 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.keyed_hashing import keyed_hashes
+from batchloom.core.keyed_hashing import hash_indices
 
 Ints = NDArray[np.int64]
 
-MOST_SOURCES = 1000
+MAX_SOURCES = 1000
 # What breaks a resonance of sources with lanes is any fixed shuffle; it hides no secret.
 _LANE_KEY = (0x6C616E6573, 0x7363686564756C65)
 
 
 @lru_cache(maxsize=16)
-def period_of(counts: tuple[int, ...]) -> NDArray[np.int32]:
+def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
     """The source of each slot of a period of ``sum(counts)``, int32; every count is at least 1."""
     period, sources = sum(counts), len(counts)
     share = np.array(counts, np.int64)
@@ -53,7 +53,7 @@ def period_of(counts: tuple[int, ...]) -> NDArray[np.int32]:
 
 
 @lru_cache(maxsize=4)
-def schedule_of(counts: tuple[int, ...], lanes: int) -> "Schedule":
+def make_schedule(counts: tuple[int, ...], lanes: int) -> "Schedule":
     """The schedule of these slots, made once: a change that leaves the weights has the same."""
     return Schedule(counts, lanes)
 
@@ -91,9 +91,9 @@ class Schedule:
         self._share = np.array(counts, np.int64)
         self._lane: Ints | None = None
         self._turn_slots: dict[int, Ints] = {}
-        classes = period_of(counts).astype(np.int64)
+        classes = build_period(counts).astype(np.int64)
         if lanes > 1 and len(counts) > 1:
-            hashes = keyed_hashes(np.arange(self.period), _LANE_KEY).reshape(-1, lanes)
+            hashes = hash_indices(np.arange(self.period), _LANE_KEY).reshape(-1, lanes)
             self._lane = np.argsort(hashes, axis=1).ravel().astype(np.int64)
             classes = classes * lanes + self._lane
         # Slots by class (a source, or a source and a lane), ascending in each, each as class * period + slot.
@@ -114,16 +114,16 @@ class Schedule:
     def at(self, positions: Ints) -> tuple[NDArray[np.int64], Ints, Ints]:
         """(source, lane, index) of positions: index counts the earlier ones of that source and lane."""
         turn, slot = np.divmod(positions, self.period)
-        sources = period_of(self.counts)[slot].astype(np.int64)
+        sources = build_period(self.counts)[slot].astype(np.int64)
         if self._lane is None:
             indices = turn * self._share[sources] + self._occurrence[slot]
             if self.lanes == 1:
                 return sources, np.zeros(len(positions), np.int64), indices
             return sources, positions % self.lanes, positions // self.lanes
         lanes = (self._lane[slot] + turn) % self.lanes
-        return sources, lanes, self._earlier(sources, lanes, turn) + self._occurrence[slot]
+        return sources, lanes, self._count_earlier(sources, lanes, turn) + self._occurrence[slot]
 
-    def _earlier(self, sources: Ints, lanes: Ints, turn: Ints) -> Ints:
+    def _count_earlier(self, sources: Ints, lanes: Ints, turn: Ints) -> Ints:
         """Slots of sources in lanes in the periods before ``turn``."""
         rounds, inside = np.divmod(turn, self.lanes)
         last = lanes + self.lanes + 1
@@ -144,7 +144,7 @@ class Schedule:
         else:
             turns = np.full(len(sources), turn)
             classes = sources * self.lanes + (lanes - turn) % self.lanes
-            before = self._earlier(sources, lanes, turns)
+            before = self._count_earlier(sources, lanes, turns)
         inside = self._keys.searchsorted(classes * self.period + slot) - self._begins[classes]
         served: Ints = before + inside
         return served.reshape(shape)
@@ -154,7 +154,7 @@ class Schedule:
         if len(self.counts) == 1:
             return positions
         period, slot = np.divmod(positions, self.period)
-        turns: Ints = period * self.counts[source] + self._slots_of(source).searchsorted(slot)
+        turns: Ints = period * self.counts[source] + self._get_slots(source).searchsorted(slot)
         return turns
 
     def turn(self, source: int, number: int) -> int:
@@ -162,11 +162,11 @@ class Schedule:
         if len(self.counts) == 1:
             return number
         period, rest = divmod(number, self.counts[source])
-        return period * self.period + int(self._slots_of(source)[rest])
+        return period * self.period + int(self._get_slots(source)[rest])
 
-    def _slots_of(self, source: int) -> Ints:
+    def _get_slots(self, source: int) -> Ints:
         if source not in self._turn_slots:
-            self._turn_slots[source] = np.flatnonzero(period_of(self.counts) == source)
+            self._turn_slots[source] = np.flatnonzero(build_period(self.counts) == source)
         return self._turn_slots[source]
 
     def place(self, source: int, lane: int, index: int) -> int:

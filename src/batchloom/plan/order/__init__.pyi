@@ -1,27 +1,27 @@
 from .assumed_lengths import AssumedStore as AssumedStore
-from .lane_plan import refuse_lanes as refuse_lanes
+from .lane_plan import refuse_lane_order as refuse_lane_order
 from .lanes import (
     FIRST_POOL as FIRST_POOL,
     LANES_VERSION as LANES_VERSION,
-    all_too_long as all_too_long,
     check_lane_world as check_lane_world,
     check_lanes as check_lanes,
-    default_lanes as default_lanes,
-    lane_pool_size as lane_pool_size,
-    lane_rows as lane_rows,
-    no_sequence as no_sequence,
-    rank_lanes as rank_lanes,
+    choose_default_lanes as choose_default_lanes,
+    compute_lane_pool_size as compute_lane_pool_size,
+    describe_all_too_long as describe_all_too_long,
+    list_rank_lanes as list_rank_lanes,
+    make_no_sequence_error as make_no_sequence_error,
+    pack_lane_pool as pack_lane_pool,
 )
 from .plan_checks import refuse_past_end as refuse_past_end
-from .plan_state import differences as differences
+from .plan_state import list_differences as list_differences
 from .rank_slices import (
     DATA_PARALLEL as DATA_PARALLEL,
-    Place as Place,
-    Uneven as Uneven,
-    divisors as divisors,
-    rows_of_rank as rows_of_rank,
+    RankPlacement as RankPlacement,
+    UnevenPolicy as UnevenPolicy,
+    count_rank_rows as count_rank_rows,
+    list_divisors as list_divisors,
 )
-from .row_dealing import Costs as Costs, Imbalance as Imbalance, costliest_first as costliest_first
-from .source_cuts import Cut as Cut
-from .source_order import SourceOrder as SourceOrder, quotas as quotas
+from .row_dealing import Costs as Costs, Imbalance as Imbalance, sort_by_cost as sort_by_cost
+from .source_cuts import SourceCut as SourceCut
+from .source_order import SourceOrder as SourceOrder, compute_quotas as compute_quotas
 from .source_orders import SOURCE as SOURCE, SourceOrders as SourceOrders

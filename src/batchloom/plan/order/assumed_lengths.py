@@ -9,26 +9,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.fingerprint import fingerprint, key128
-from batchloom.core.keyed_hashing import keyed_hashes
+from batchloom.core.fingerprint import derive_key, fingerprint
+from batchloom.core.keyed_hashing import hash_indices
 
 # Of the logarithm; web text has about this (measured: 1.0 to 1.2).
 SIGMA = 1.1
 # What a store can hold: its index has lengths of 32 bits, with a sign.
-_MOST_TOKENS = (1 << 31) - 1
+_MAX_TOKENS = (1 << 31) - 1
 # So many quantiles stand for the distribution.
 _BITS = 14
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
-_NUMBER = r"(\d[\d_]*(?:\.\d+)?)\s*([KMGBT]?)"
-_SOURCE = re.compile(
-    rf"(?:([^\s=,/]+)\s*=\s*)?{_NUMBER}\s*(?:tokens?)?\s*[,/]\s*{_NUMBER}\s*doc(?:ument)?s?\s*(?:[,;]\s*|$)",
+_NUMBER_PATTERN = r"(\d[\d_]*(?:\.\d+)?)\s*([KMGBT]?)"
+_SOURCE_PATTERN = re.compile(
+    rf"(?:([^\s=,/]+)\s*=\s*)?{_NUMBER_PATTERN}\s*(?:tokens?)?\s*[,/]\s*{_NUMBER_PATTERN}\s*doc(?:ument)?s?\s*(?:[,;]\s*|$)",
     re.I,
 )
-_FORMS = "write '15T tokens, 12B documents', or of several 'web=10T tokens/8B documents, code=5T tokens/4B documents'"
+_FORMS_HINT = (
+    "write '15T tokens, 12B documents', or of several 'web=10T tokens/8B documents, "
+    "code=5T tokens/4B documents'"
+)
 
 
 @cache
-def _quantiles() -> NDArray[np.float64]:
+def _compute_quantiles() -> NDArray[np.float64]:
     """Middles of equally likely parts of a log-normal distribution, scaled to a mean of 1."""
     count = 1 << _BITS
     normal = NormalDist(0.0, SIGMA)
@@ -54,12 +57,12 @@ class AssumedLengths:
     def __init__(self, documents: int, mean: float, name: str) -> None:
         self.size = documents
         # Each length between two whole numbers is the lower or the upper one, so that the mean stays.
-        self._table = _quantiles() * mean
-        self._key = key128("assumed", name)
+        self._table = _compute_quantiles() * mean
+        self._key = derive_key("assumed", name)
 
     def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Lengths of the documents of these numbers, uint32 of the same length."""
-        hashes = keyed_hashes(documents, self._key)
+        hashes = hash_indices(documents, self._key)
         exact = self._table[(hashes >> np.uint64(64 - _BITS)).astype(np.int64)]
         below = (hashes & np.uint64(0xFFFFFFFF)).astype(np.float64) / (1 << 32)
         return np.asarray(np.floor(exact + below), np.uint32)
@@ -88,7 +91,7 @@ class AssumedStore:
         self.fingerprint = fingerprint({"assumed": name, "tokens": tokens, "documents": documents})
 
 
-def assumed_from(text: str) -> dict[str, AssumedStore]:
+def parse_assumed_stores(text: str) -> dict[str, AssumedStore]:
     """The sources that a text assumes, by name; of a lone one without a name ``data``.
 
     Raises:
@@ -96,10 +99,10 @@ def assumed_from(text: str) -> dict[str, AssumedStore]:
     """
     found: dict[str, AssumedStore] = {}
     problems: list[str] = []
-    place, text, most = 0, text.strip(), int(_MOST_TOKENS / _quantiles()[-1])
-    while place < len(text) and (match := _SOURCE.match(text, place)):
+    place, text, most = 0, text.strip(), int(_MAX_TOKENS / _compute_quantiles()[-1])
+    while place < len(text) and (match := _SOURCE_PATTERN.match(text, place)):
         name = match[1] or "data"
-        tokens, documents = _count(match[2], match[3]), _count(match[4], match[5])
+        tokens, documents = _parse_count(match[2], match[3]), _parse_count(match[4], match[5])
         if name in found:
             problems.append(f"assume: source {name!r} is named twice")
         elif not 0 < documents < 1 << 62 or not documents <= tokens < 1 << 62:
@@ -109,20 +112,20 @@ def assumed_from(text: str) -> dict[str, AssumedStore]:
         elif tokens > most * documents:
             problems.append(
                 f"assume: {tokens:,} tokens in {documents:,} documents are {tokens / documents:,.0f} tokens each; "
-                f"with a mean above {most:,} the longest would have more than {_MOST_TOKENS:,}, which no store can "
+                f"with a mean above {most:,} the longest would have more than {_MAX_TOKENS:,}, which no store can "
                 "hold. Give more documents"
             )
         else:
             found[name] = AssumedStore(name, tokens, documents)
         place = match.end()
     if place < len(text) or not text:
-        problems.append(f"assume: {text[place:]!r} is not understood; {_FORMS}")
+        problems.append(f"assume: {text[place:]!r} is not understood; {_FORMS_HINT}")
     if len(found) > 1 and "data" in found and "data=" not in text.replace(" ", ""):
-        problems.append(f"assume: one of several sources has no name; {_FORMS}")
+        problems.append(f"assume: one of several sources has no name; {_FORMS_HINT}")
     if problems:
         raise SettingsError(problems)
     return found
 
 
-def _count(number: str, unit: str) -> int:
+def _parse_count(number: str, unit: str) -> int:
     return round(float(number.replace("_", "")) * _UNITS[unit.upper()])

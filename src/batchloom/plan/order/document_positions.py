@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from batchloom.plan.order.length_groups import Grouped
+from batchloom.plan.order.length_groups import LengthGroupedRows
 from batchloom.plan.order.plan import Plan
-from batchloom.plan.order.row_windows import Windows
+from batchloom.plan.order.row_windows import RowWindows
 from batchloom.plan.order.source_order import SourceOrder
-from batchloom.plan.order.timeline import Segment
+from batchloom.plan.order.timeline import TimelineSegment
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DocumentPosition:
     """One sequence that holds a document.
 
     Attributes:
@@ -26,7 +26,9 @@ class Seen:
     epoch: int
 
 
-def seen(plan: Plan, number: int, document: int, last_step: int) -> list[Seen]:
+def find_document_positions(
+    plan: Plan, number: int, document: int, last_step: int
+) -> list[DocumentPosition]:
     """Every sequence up to a step that holds a document, past and future, in order.
 
     Counts the sequences of every pool of the source where that has not been done.
@@ -43,53 +45,60 @@ def seen(plan: Plan, number: int, document: int, last_step: int) -> list[Seen]:
     end = min(plan.orders.window(end - 1)[1], plan.positions)
     plan.orders.timeline.segment_at(max(end - 1, 0))
     segments = [s for s in plan.orders.timeline.segments() if number in s.sources.tolist()]
-    found: list[Seen] = []
+    found: list[DocumentPosition] = []
     for era in sorted({segment.era for segment in segments}):
         mine = [segment for segment in segments if segment.era == era]
-        found += _in_era(plan, mine, (number, document), end)
+        found += _find_in_era(plan, mine, (number, document), end)
     found = [one for one in found if one.step <= last]
     return sorted(found, key=lambda one: one.position)
 
 
-def _in_era(plan: Plan, segments: list[Segment], what: tuple[int, int], end: int) -> list[Seen]:
+def _find_in_era(
+    plan: Plan, segments: list[TimelineSegment], what: tuple[int, int], end: int
+) -> list[DocumentPosition]:
     number, document = what
     order = plan.orders.order(number, segments[0].era)
-    epoch, epochs = order.first_epoch, plan.orders.epochs_of(number)
+    epoch, epochs = order.first_epoch, plan.orders.epoch_limit(number)
     found = [
         one
-        for lane, index, of in order.rest_indices(document)
+        for lane, index, of in order.find_remainder_indices(document)
         if (epochs is None or of < epochs)
-        and (one := _seen_at(plan, segments, (number, lane, index), of))
+        and (one := _locate_sequence(plan, segments, (number, lane, index), of))
     ]
-    while (epochs is None or epoch < epochs) and _begins_before(
+    while (epochs is None or epoch < epochs) and _has_epoch_begun(
         plan, order, segments, number, epoch, end
     ):
         found += [
             one
             for lane, index in order.indices(document, epoch)
-            if (one := _seen_at(plan, segments, (number, lane, index), epoch))
+            if (one := _locate_sequence(plan, segments, (number, lane, index), epoch))
         ]
         epoch += 1
     found = [one for one in found if one.position < end]
     return _group_by_length(plan, found) if plan.spec.group_by_length else found
 
 
-def _group_by_length(plan: Plan, found: list[Seen]) -> list[Seen]:
+def _group_by_length(plan: Plan, found: list[DocumentPosition]) -> list[DocumentPosition]:
     """Return where sequences are served when rows are grouped by length."""
-    grouped = Grouped(Windows(plan.orders))
+    grouped = LengthGroupedRows(RowWindows(plan.orders))
     with plan.orders.lock:
         positions = [grouped.served(one.position) for one in found]
     return [
-        Seen(*plan.orders.course.step_at(position), position, one.epoch)
+        DocumentPosition(*plan.orders.course.step_at(position), position, one.epoch)
         for position, one in zip(positions, found, strict=True)
     ]
 
 
-def _begins_before(
-    plan: Plan, order: SourceOrder, segments: list[Segment], number: int, epoch: int, end: int
+def _has_epoch_begun(
+    plan: Plan,
+    order: SourceOrder,
+    segments: list[TimelineSegment],
+    number: int,
+    epoch: int,
+    end: int,
 ) -> bool:
     """Whether an epoch of a source has begun before a position, in any lane."""
-    if not order.counted:
+    if not order.is_counted:
         order.count_all()
     last = segments[-1]
     until = min(plan.orders.timeline.until(last) or end, end)
@@ -97,9 +106,9 @@ def _begins_before(
     return bool((served > order.quotas(epoch)).any())
 
 
-def _seen_at(
-    plan: Plan, segments: list[Segment], sequence: tuple[int, int, int], epoch: int
-) -> Seen | None:
+def _locate_sequence(
+    plan: Plan, segments: list[TimelineSegment], sequence: tuple[int, int, int], epoch: int
+) -> DocumentPosition | None:
     """Where a sequence of a source is served; None if it is not, since its step was left out or the source retired."""
     number, lane, index = sequence
     last = segments[-1]
@@ -119,5 +128,7 @@ def _seen_at(
         step, row = plan.orders.course.step_at(position)
         first, stop = plan.positions_of(step)
         # A position that an edit skipped belongs to no step.
-        return Seen(step, row, position, epoch) if first + row == position < stop else None
+        return (
+            DocumentPosition(step, row, position, epoch) if first + row == position < stop else None
+        )
     return None

@@ -5,9 +5,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from batchloom.core.errors import PlanError
-from batchloom.core.settings import is_text, nearest, raise_problems, set_wholes, shown, whole
-from batchloom.plan.mixture import Weights, weight_problems
-from batchloom.plan.packing import PlanSpec, inside_window, large_window
+from batchloom.core.settings import (
+    as_int,
+    coerce_int_fields,
+    is_text,
+    quote_value,
+    raise_problems,
+    suggest,
+)
+from batchloom.plan.mixture import Weights, list_weight_problems
+from batchloom.plan.packing import PlanSpec, describe_window_conflict, list_window_problems
 
 _BOUNDS = {
     "step": (0, 1 << 48),
@@ -15,7 +22,7 @@ _BOUNDS = {
     "global_batch_size": (1, 1 << 24),
     "seq_len": (1, 1 << 24),
 }
-_CHANGES = ("weights", "skip", "ban", "global_batch_size", "seq_len")
+_CHANGE_FIELDS = ("weights", "skip", "ban", "global_batch_size", "seq_len")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,36 +50,38 @@ class Edit:
     note: str = ""
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, _BOUNDS)
+        problems = coerce_int_fields(self, _BOUNDS)
         if self.note and not is_text(self.note):
-            problems.append(f"note: {shown(self.note)} is no text")
-        object.__setattr__(self, "ban", _bans(self.ban, problems))
-        if not any(getattr(self, name) for name in _CHANGES) and self.weights is None:
-            problems.append(f"step: the edit changes nothing; give one of {', '.join(_CHANGES)}")
+            problems.append(f"note: {quote_value(self.note)} is no text")
+        object.__setattr__(self, "ban", _parse_bans(self.ban, problems))
+        if not any(getattr(self, name) for name in _CHANGE_FIELDS) and self.weights is None:
+            problems.append(
+                f"step: the edit changes nothing; give one of {', '.join(_CHANGE_FIELDS)}"
+            )
         raise_problems(problems)
 
 
-def _bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
+def _parse_bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
     ready: dict[str, tuple[int, ...]] = {}
     if not isinstance(ban, Mapping):
-        problems.append(f"ban: {shown(ban)} is no mapping of sources to numbers of documents")
+        problems.append(f"ban: {quote_value(ban)} is no mapping of sources to numbers of documents")
         return ready
     for name, numbers in ban.items():
         single = isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable)
         given = [numbers] if single else list(numbers)
-        wholes = [whole(number) for number in given]
+        wholes = [as_int(number) for number in given]
         wrong = [n for n, w in zip(given, wholes, strict=True) if w is None or w < 0]
         problems += [
-            f"ban.{name}: {shown(number)} is no number of a document" for number in wrong[:3]
+            f"ban.{name}: {quote_value(number)} is no number of a document" for number in wrong[:3]
         ]
         ready[str(name)] = tuple(sorted({w for w in wholes if w is not None and w >= 0}))
     return ready
 
 
-def edit_plain(edit: Edit) -> dict[str, Any]:
+def edit_to_plain(edit: Edit) -> dict[str, Any]:
     """An edit as plain JSON values, without what it leaves as it is."""
     plain: dict[str, Any] = {"step": edit.step}
-    for name in _CHANGES:
+    for name in _CHANGE_FIELDS:
         value = getattr(edit, name)
         if value or (name == "weights" and value is not None):
             plain[name] = value
@@ -81,7 +90,7 @@ def edit_plain(edit: Edit) -> dict[str, Any]:
     return {**plain, "note": edit.note} if edit.note else plain
 
 
-def edit_from(plain: Mapping[str, Any]) -> Edit:
+def edit_from_plain(plain: Mapping[str, Any]) -> Edit:
     """The edit of plain values.
 
     Raises:
@@ -89,7 +98,7 @@ def edit_from(plain: Mapping[str, Any]) -> Edit:
     """
     known = [entry.name for entry in fields(Edit)]
     problems = [
-        f"{name}: unknown setting{nearest(name, known)}" for name in plain if name not in known
+        f"{name}: unknown setting{suggest(name, known)}" for name in plain if name not in known
     ]
     if "step" not in plain:
         problems.append("step: missing")
@@ -115,10 +124,10 @@ def check_edit(
     """
     problems = []
     if edit.weights is not None:
-        problems += weight_problems(edit.weights, stores, "weights")
+        problems += list_weight_problems(edit.weights, stores, "weights")
     for name, numbers in edit.ban.items():
         if name not in stores:
-            problems.append(f"ban.{name}: there is no such source{nearest(name, stores)}")
+            problems.append(f"ban.{name}: there is no such source{suggest(name, stores)}")
         elif numbers and numbers[-1] >= sizes[name]:
             problems.append(
                 f"ban.{name}: there is no document {numbers[-1]}; there are {sizes[name]}"
@@ -129,7 +138,7 @@ def check_edit(
         )
     window = spec.group_by_length
     if window and edit.global_batch_size:
-        problems += large_window(window, edit.global_batch_size)
+        problems += list_window_problems(window, edit.global_batch_size)
     if window and edit.skip % window:
         problems.append(
             f"skip: {edit.skip} steps are no whole windows of group_by_length {window}, inside which rows come by "
@@ -142,4 +151,6 @@ def check_edit(
             f"{last} on."
         )
     if window and edit.step % window:
-        raise PlanError(f"An edit at step {edit.step} lies {inside_window(edit.step, window)}")
+        raise PlanError(
+            f"An edit at step {edit.step} lies {describe_window_conflict(edit.step, window)}"
+        )

@@ -10,25 +10,29 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.lanes import (
     LANE_POOL_SIZE,
     LANES_VERSION,
-    all_too_long,
     check_lanes,
-    lane_pool_size,
-    lane_pool_start,
-    lane_rows,
-    lane_stretches,
-    no_sequence,
-    rank_lanes,
+    compute_lane_pool_size,
+    compute_lane_pool_start,
+    describe_all_too_long,
+    list_rank_lanes,
+    make_no_sequence_error,
+    order_lane_ranges,
+    pack_lane_pool,
 )
-from batchloom.plan.order.plan_state import check_belongs, other_settings, refusing_no_state
+from batchloom.plan.order.plan_state import (
+    check_state_belongs,
+    describe_other_settings,
+    wrap_state_errors,
+)
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SOURCE, WHOLE
-from batchloom.plan.order.timeline import Stretch, course_of
+from batchloom.plan.order.timeline import StepRange, build_run_layout
 from batchloom.plan.packing import (
     ORDER_VERSION,
     PlanSpec,
@@ -38,11 +42,11 @@ from batchloom.plan.packing import (
     slice_rows,
 )
 
-_KEPT = 2
+_MAX_CACHED_POOLS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class _LanePoolPosition:
     """A pool of a lane, and the sequences of the lane before it."""
 
     epoch: int
@@ -51,15 +55,15 @@ class _Pool:
 
 
 @final
-class _Lane:
+class _LaneOrder:
     """One lane: which documents its pools hold, and where its sequences are."""
 
     def __init__(self, orders: "LaneOrders", lane: int) -> None:
         self._orders, self.lane = orders, lane
-        self._known = [_Pool(0, 0, 0)]
+        self._known = [_LanePoolPosition(0, 0, 0)]
         self._entered: dict[tuple[int, int], Rows] = {}
 
-    def begin(self, pool: _Pool) -> None:
+    def begin(self, pool: _LanePoolPosition) -> None:
         """Know of a pool that another run has come to."""
         at = bisect_right(self._known, pool.before, key=lambda one: one.before)
         if pool not in self._known[max(at - 1, 0) : at]:
@@ -68,12 +72,14 @@ class _Lane:
     def documents(self, epoch: int, number: int) -> NDArray[np.int64]:
         """Numbers in the store of the documents of a pool, in the order they are read."""
         orders, spec = self._orders, self._orders.spec
-        order = lane_stretches(len(orders.bounds) - 1, spec.lanes, spec, self.lane, epoch)
+        order = order_lane_ranges(len(orders.bounds) - 1, spec.lanes, spec, self.lane, epoch)
         first = orders.bounds[:-1][order]
         sizes = orders.bounds[1:][order] - first
         ends = np.cumsum(sizes)
-        start = lane_pool_start(spec, epoch, number)
-        stop = min(start + lane_pool_size(spec, epoch, number), int(ends[-1]) if len(ends) else 0)
+        start = compute_lane_pool_start(spec, epoch, number)
+        stop = min(
+            start + compute_lane_pool_size(spec, epoch, number), int(ends[-1]) if len(ends) else 0
+        )
         if start >= stop:
             return np.empty(0, np.int64)
         a, b = (int(one) for one in np.searchsorted(ends, [start + 1, stop]))
@@ -95,7 +101,7 @@ class _Lane:
             return None
         orders = self._orders
         lengths = orders.data.lengths.take(documents)
-        found = lane_rows(lengths, orders.spec, self.lane, epoch, number)
+        found = pack_lane_pool(lengths, orders.spec, self.lane, epoch, number)
         rows = Rows(
             found.pointers,
             found.sources,
@@ -104,7 +110,7 @@ class _Lane:
             found.lengths,
             found.places,
         )
-        while len(self._entered) >= _KEPT:
+        while len(self._entered) >= _MAX_CACHED_POOLS:
             del self._entered[next(iter(self._entered))]
         self._entered[epoch, number] = rows
         return rows
@@ -117,10 +123,10 @@ class _Lane:
             shortest = min(shortest, least) if documents else least
             documents, number = documents + len(found), number + 1
         if documents:
-            return all_too_long(documents, shortest, self._orders.spec)
+            return describe_all_too_long(documents, shortest, self._orders.spec)
         return "it was dealt no document", "Give more input"
 
-    def locate(self, sequence: int) -> tuple[_Pool, Rows]:
+    def locate(self, sequence: int) -> tuple[_LanePoolPosition, Rows]:
         """The pool that holds a sequence of the lane."""
         at = bisect_right(self._known, sequence, key=lambda one: one.before)
         pool, barren = self._known[at - 1], 0
@@ -129,17 +135,17 @@ class _Lane:
             if rows is None:
                 barren += 1
                 if barren > 1:
-                    raise no_sequence(
+                    raise make_no_sequence_error(
                         self.lane, self._orders.spec.lanes, *self._nothing(pool.epoch)
                     )
-                pool = _Pool(pool.epoch + 1, 0, pool.before)
+                pool = _LanePoolPosition(pool.epoch + 1, 0, pool.before)
                 continue
             if len(rows):
                 barren = 0
             if sequence < pool.before + len(rows):
                 self.begin(pool)
                 return pool, rows
-            pool = _Pool(pool.epoch, pool.number + 1, pool.before + len(rows))
+            pool = _LanePoolPosition(pool.epoch, pool.number + 1, pool.before + len(rows))
 
 
 @final
@@ -156,16 +162,16 @@ class LaneOrders:
         lanes: The lanes, by their numbers.
         course: The run as one stretch, which nothing changes.
         lock: Guards the pools that lanes have entered.
-        counted: Always true: every lane is walked from the nearest known pool.
+        is_counted: Always true: every lane is walked from the nearest known pool.
     """
 
-    counted = True
+    is_counted = True
 
     def __init__(self, data: PlanStore, spec: PlanSpec, bounds: NDArray[np.int64]) -> None:
         self.data, self.spec, self.bounds = data, spec, bounds
-        first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
-        self.course = course_of({SOURCE: 1.0}, first, (), ())
-        self.lanes = [_Lane(self, lane) for lane in range(spec.lanes)]
+        first = StepRange(0, 0, spec.global_batch_size, spec.seq_len)
+        self.course = build_run_layout({SOURCE: 1.0}, first, (), ())
+        self.lanes = [_LaneOrder(self, lane) for lane in range(spec.lanes)]
         self.lock = RLock()
 
     def latest(self) -> list[SourceOrder]:
@@ -197,7 +203,7 @@ class LanePlan:
     ) -> None:
         check_lanes(lanes, spec.global_batch_size)
         if spec.group_by_length:
-            raise not_of_lanes("cannot be grouped by length")
+            raise make_lane_order_error("cannot be grouped by length")
         self.spec = replace(spec, lanes=lanes, pool_size=spec.pool_size or LANE_POOL_SIZE)
         self.stores, self.edits = {SOURCE: store}, ()
         if spec.steps is None:
@@ -212,7 +218,8 @@ class LanePlan:
     def __repr__(self) -> str:
         spec = self.spec
         return (
-            f"LanePlan({counted(spec.lanes, 'lane')}, {self.steps:,} steps of {spec.global_batch_size:,} sequences of "
+            f"LanePlan({format_count(spec.lanes, 'lane')}, {self.steps:,} steps of {spec.global_batch_size:,} "
+            f"sequences of "
             f"{spec.seq_len:,} tokens, packing {spec.packing}, seed {spec.seed})"
         )
 
@@ -226,7 +233,7 @@ class LanePlan:
         Raises:
             PlanError: always.
         """
-        raise not_of_lanes("takes no edits")
+        raise make_lane_order_error("takes no edits")
 
     @property
     def steps(self) -> int:
@@ -319,14 +326,17 @@ class LanePlan:
         Raises:
             StateError: it is none, of another plan (names each field that differs), or was changed.
         """
-        with refusing_no_state():
+        with wrap_state_errors():
             theirs = state["identity"]
             named, position = state["fingerprint"], int(state["position"])
         ours = self.identity
-        check_belongs(state, self.fingerprint, lambda: other_settings(theirs, ours, named))
-        with refusing_no_state():
+        check_state_belongs(
+            state, self.fingerprint, lambda: describe_other_settings(theirs, ours, named)
+        )
+        with wrap_state_errors():
             pools = [
-                _Pool(*state["lanes"][str(lane)]) for lane in rank_lanes(self.spec.lanes, 0, 1)
+                _LanePoolPosition(*state["lanes"][str(lane)])
+                for lane in list_rank_lanes(self.spec.lanes, 0, 1)
             ]
         with self.orders.lock:
             for lane, pool in zip(self.orders.lanes, pools, strict=True):
@@ -334,7 +344,7 @@ class LanePlan:
         return position
 
 
-def not_of_lanes(what: str) -> PlanError:
+def make_lane_order_error(what: str) -> PlanError:
     """What is said where the order of lanes cannot do what a plan of pools can."""
     return PlanError(
         f"A plan in the order of lanes {what}: it repeats a stream and nothing else. Make a plan of pools over the "
@@ -342,11 +352,11 @@ def not_of_lanes(what: str) -> PlanError:
     )
 
 
-def refuse_lanes(plan: object, what: str) -> None:
+def refuse_lane_order(plan: object, what: str) -> None:
     """Refuse a plan in the order of lanes.
 
     Raises:
         PlanError: it is one.
     """
     if isinstance(plan, LanePlan):
-        raise not_of_lanes(what)
+        raise make_lane_order_error(what)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.core.fingerprint import key128
-from batchloom.core.keyed_hashing import Key, shuffled
-from batchloom.plan.packing import Permutation, PlanSpec, Rows, fitted, packed_rows
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.keyed_hashing import HashKey, shuffle_range
+from batchloom.plan.packing import Permutation, PlanSpec, Rows, fit_lengths, pack_rows
 
 # Changes whenever the order of any stream would.
 LANES_VERSION = 1
@@ -23,18 +23,18 @@ LANE_POOL_SIZE = 8192
 _MEDIA_POOL_SIZE = 1024
 # The first pool of a lane, so that the first step waits for few documents; each next one is twice as large.
 FIRST_POOL = 128
-MOST_DEFAULT_LANES = 64
-_SOURCE = "data"
+MAX_DEFAULT_LANES = 64
+_SOURCE_NAME = "data"
 
 
-def lane_pool_default(*, media: bool) -> int:
+def choose_lane_pool_size(*, media: bool) -> int:
     """Documents of a pool where nobody says how many."""
     return _MEDIA_POOL_SIZE if media else LANE_POOL_SIZE
 
 
-def default_lanes(global_batch_size: int, stretches: int) -> int:
+def choose_default_lanes(global_batch_size: int, stretches: int) -> int:
     """The greatest common divisor of the batch and 64, halved until every lane has a stretch."""
-    lanes = gcd(global_batch_size, MOST_DEFAULT_LANES)
+    lanes = gcd(global_batch_size, MAX_DEFAULT_LANES)
     while lanes > max(stretches, 1):
         lanes //= 2
     return lanes
@@ -73,17 +73,19 @@ def check_lane_world(lanes: int, rank: int, world_size: int) -> None:
         )
 
 
-def rank_lanes(lanes: int, rank: int, world_size: int) -> range:
+def list_rank_lanes(lanes: int, rank: int, world_size: int) -> range:
     """The lanes of a rank, in the order in which its rows of a step take turns."""
     return range(rank, lanes, world_size)
 
 
-def lane_key(spec: PlanSpec, purpose: str, lane: int, epoch: int = -1, pool: int = -1) -> Key:
+def derive_lane_key(
+    spec: PlanSpec, purpose: str, lane: int, epoch: int = -1, pool: int = -1
+) -> HashKey:
     """The key of a purpose of a lane."""
-    return key128(spec.seed, _SOURCE, f"lane {purpose}", epoch, pool, lane)
+    return derive_key(spec.seed, _SOURCE_NAME, f"lane {purpose}", epoch, pool, lane)
 
 
-def lane_stretches(
+def order_lane_ranges(
     stretches: int, lanes: int, spec: PlanSpec, lane: int, epoch: int
 ) -> NDArray[np.int64]:
     """Numbers of the stretches that a lane reads in an epoch, in order, int64 [N].
@@ -93,25 +95,27 @@ def lane_stretches(
     mine = np.arange(lane, stretches, lanes)
     if not spec.shuffle:
         return mine
-    permuted = Permutation(stretches, key128(spec.seed, _SOURCE, "stretches", -1, -1)).at(mine)
-    return permuted[shuffled(len(permuted), lane_key(spec, "order", lane, epoch))]
+    permuted = Permutation(stretches, derive_key(spec.seed, _SOURCE_NAME, "stretches", -1, -1)).at(
+        mine
+    )
+    return permuted[shuffle_range(len(permuted), derive_lane_key(spec, "order", lane, epoch))]
 
 
-def lane_pool_size(spec: PlanSpec, epoch: int, pool: int) -> int:
+def compute_lane_pool_size(spec: PlanSpec, epoch: int, pool: int) -> int:
     """Documents of a pool of a lane, where it has so many left in its epoch."""
     if epoch or pool >= spec.pool_size.bit_length():
         return spec.pool_size
     return min(spec.pool_size, FIRST_POOL << pool)
 
 
-def lane_pool_start(spec: PlanSpec, epoch: int, pool: int) -> int:
+def compute_lane_pool_start(spec: PlanSpec, epoch: int, pool: int) -> int:
     """Documents of a lane in an epoch before a pool."""
     grown = spec.pool_size.bit_length() if epoch == 0 else 0
-    small = [lane_pool_size(spec, epoch, one) for one in range(min(pool, grown))]
+    small = [compute_lane_pool_size(spec, epoch, one) for one in range(min(pool, grown))]
     return sum(small) + max(pool - grown, 0) * spec.pool_size
 
 
-def lane_rows(
+def pack_lane_pool(
     lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch: int, pool: int
 ) -> Rows:
     """The rows of a pool in the order of its sequences; its documents are numbered from 0.
@@ -135,15 +139,17 @@ def lane_rows(
         )
     members = np.arange(len(lengths))
     if spec.shuffle:
-        members = shuffled(len(lengths), lane_key(spec, "members", lane, epoch, pool))
+        members = shuffle_range(len(lengths), derive_lane_key(spec, "members", lane, epoch, pool))
     keys = (
-        lane_key(spec, "spans", lane, epoch, pool),
-        lane_key(spec, "sequences", lane, epoch, pool),
+        derive_lane_key(spec, "spans", lane, epoch, pool),
+        derive_lane_key(spec, "sequences", lane, epoch, pool),
     )
-    return packed_rows(members, np.zeros_like(members), fitted(lengths, spec)[members], spec, keys)
+    return pack_rows(
+        members, np.zeros_like(members), fit_lengths(lengths, spec)[members], spec, keys
+    )
 
 
-def no_sequence(lane: int, lanes: int, why: str, remedy: str) -> PlanError:
+def make_no_sequence_error(lane: int, lanes: int, why: str, remedy: str) -> PlanError:
     """What is said of a lane that has read all of its input and found no sequence.
 
     Args:
@@ -161,7 +167,7 @@ def no_sequence(lane: int, lanes: int, why: str, remedy: str) -> PlanError:
     )
 
 
-def all_too_long(documents: int, shortest: int, spec: PlanSpec) -> tuple[str, str]:
+def describe_all_too_long(documents: int, shortest: int, spec: PlanSpec) -> tuple[str, str]:
     """Why documents give no sequence, and what would mend it."""
     longer = f"are longer than seq_len {spec.seq_len} (the shortest has {shortest:,} tokens)"
     return (

@@ -11,17 +11,17 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.fingerprint import key128
-from batchloom.core.keyed_hashing import Key, shuffled
-from batchloom.plan.order.row_windows import Windows
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.keyed_hashing import HashKey, shuffle_range
+from batchloom.plan.order.row_windows import RowWindows
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
 
 Ints = NDArray[np.int64]
 
-_KEPT = 2
+_MAX_CACHED_WINDOWS = 2
 
 
-def by_length(lengths: Ints, size: int, key: Key) -> Ints:
+def order_by_length(lengths: Ints, size: int, key: HashKey) -> Ints:
     """The order of a window's rows: row r of the window is number order[r] of the positions it holds.
 
     Rows that fill no whole step stay where they are, behind the others.
@@ -38,12 +38,12 @@ def by_length(lengths: Ints, size: int, key: Key) -> Ints:
     whole = steps * size
     longest_first = np.argsort(-lengths[:whole], kind="stable").reshape(steps, size)
     return np.concatenate(
-        [longest_first[shuffled(steps, key)].ravel(), np.arange(whole, len(lengths))]
+        [longest_first[shuffle_range(steps, key)].ravel(), np.arange(whole, len(lengths))]
     )
 
 
 @final
-class Grouped:
+class LengthGroupedRows:
     """The rows of positions, moved inside their windows.
 
     Without ``group_by_length`` they stay where they are. Callers hold the lock of the orders.
@@ -52,7 +52,7 @@ class Grouped:
         windows: Gives the rows in their order before grouping.
     """
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: RowWindows) -> None:
         self._windows, self._orders = windows, windows.orders
         self._steps = self._orders.spec.group_by_length
         # By the first position of a window: its order and its rows, which is 52 bytes a row.
@@ -93,12 +93,12 @@ class Grouped:
         rows = self._windows.rows(begin, stop, (0, 1))
         # One document is a row's only span; past the end of the run there is none.
         count = len(rows.lengths)
-        key = key128(self._orders.spec.seed, "", "grouped steps", -1, begin)
-        size = self._orders.course.stretch_at(begin).size
+        key = derive_key(self._orders.spec.seed, "", "grouped steps", -1, begin)
+        size = self._orders.course.range_at(begin).size
         order = np.arange(stop - begin)
-        order[:count] = by_length(rows.lengths, size, key)
+        order[:count] = order_by_length(rows.lengths, size, key)
         entered = (order, reorder_rows(rows, order))
-        while len(self._kept) >= _KEPT:
+        while len(self._kept) >= _MAX_CACHED_WINDOWS:
             del self._kept[next(iter(self._kept))]
         self._kept[begin] = entered
         return entered

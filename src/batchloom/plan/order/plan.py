@@ -7,12 +7,12 @@ from typing import Any, final
 from batchloom.core.errors import PlanError
 from batchloom.plan.mixture import Mixture, PlanStore
 from batchloom.plan.order.edits import Edit
-from batchloom.plan.order.length_groups import Grouped
+from batchloom.plan.order.length_groups import LengthGroupedRows
 from batchloom.plan.order.plan_identity import PlanIdentity
-from batchloom.plan.order.plan_state import resume_at, state_at
-from batchloom.plan.order.row_windows import Windows
+from batchloom.plan.order.plan_state import build_state, resume_from_state
+from batchloom.plan.order.row_windows import RowWindows
 from batchloom.plan.order.source_orders import WHOLE, SourceOrders
-from batchloom.plan.packing import LeftOut, PlanSpec, Rows
+from batchloom.plan.packing import ExcludedDocuments, PlanSpec, Rows
 
 
 @final
@@ -53,8 +53,8 @@ class Plan:
         self.orders = SourceOrders(data, spec, edits, known)
         self.spec, self.edits = self.orders.spec, self.orders.edits
         self.stores, self.names = self.orders.stores, self.orders.names
-        self._rows = Grouped(Windows(self.orders))
-        self._identity = PlanIdentity(self.orders)
+        self._rows = LengthGroupedRows(RowWindows(self.orders))
+        self._make_identity = PlanIdentity(self.orders)
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
         return Plan, (self.orders.data, self.spec, self.edits)
@@ -89,12 +89,12 @@ class Plan:
     @property
     def identity(self) -> dict[str, Any]:
         """Every field that decides the order, before any edit."""
-        return self._identity.origin
+        return self._make_identity.origin
 
     @property
     def journal(self) -> list[dict[str, Any]]:
         """The edits as plain values, each with the sources it adds and the fingerprint after it."""
-        return self._identity.journal
+        return self._make_identity.journal
 
     @property
     def fingerprint(self) -> str:
@@ -103,7 +103,7 @@ class Plan:
         Equal fingerprints give equal steps, up to where the shorter of two runs ends: past its
         end a run has empty sequences. An edit makes a new one, of the old and the edit.
         """
-        return self._identity.fingerprint
+        return self._make_identity.fingerprint
 
     @property
     def positions(self) -> int:
@@ -117,7 +117,7 @@ class Plan:
             if not self.orders.may_run_out:
                 return self.spec.steps
             timeline, course = self.orders.timeline, self.orders.course
-            timeline.segment_at(course.position_of(self.spec.steps) - 1)
+            timeline.segment_at(course.first_position(self.spec.steps) - 1)
             if timeline.end is None:
                 return self.spec.steps
             step, inside = course.step_at(timeline.end)
@@ -138,14 +138,14 @@ class Plan:
         """Return the settings of a step: ``global_batch_size`` and ``seq_len`` may have been edited."""
         if not self.edits:
             return self.spec
-        at = self.orders.course.stretch_of(step)
+        at = self.orders.course.range_of_step(step)
         if (at.size, at.seq_len) == (self.spec.global_batch_size, self.spec.seq_len):
             return self.spec
         return replace(self.spec, global_batch_size=at.size, seq_len=at.seq_len)
 
     def positions_of(self, step: int) -> tuple[int, int]:
         """Return first and last + 1 of the positions of a step."""
-        at = self.orders.course.stretch_of(step)
+        at = self.orders.course.range_of_step(step)
         first = at.position + (step - at.step) * at.size
         return first, first + at.size
 
@@ -169,7 +169,7 @@ class Plan:
         with self.orders.lock:
             return self._rows.rows(start, stop, part)
 
-    def left_out(self) -> LeftOut:
+    def left_out(self) -> ExcludedDocuments:
         """Count what ``overlong='drop'`` or ``'truncate'`` keeps out of every epoch; reads all lengths."""
         return self.orders.left_out()
 
@@ -195,7 +195,7 @@ class Plan:
             PlanError: a negative position.
         """
         with self.orders.lock:
-            return state_at(self.orders, self._identity, position)
+            return build_state(self.orders, self._make_identity, position)
 
     def resume(self, state: dict[str, Any]) -> int:
         """Check a state against this plan and return the position to go on with.
@@ -208,7 +208,7 @@ class Plan:
                 plan; names each field that differs.
         """
         with self.orders.lock:
-            return resume_at(self.orders, self._identity, state)
+            return resume_from_state(self.orders, self._make_identity, state)
 
 
 def _epochs_at(orders: SourceOrders, position: int) -> dict[str, float]:
@@ -222,7 +222,7 @@ def _epochs_at(orders: SourceOrders, position: int) -> dict[str, float]:
         served = {int(segment.sources[0]): segment.index(position)}
     else:
         counts = segment.served(position)
-        served = {n: int(counts[n, 0]) for n in orders.weighed_by_era[segment.era]}
+        served = {n: int(counts[n, 0]) for n in orders.weighted_sources_by_era[segment.era]}
     found = {}
     for number, index in served.items():
         order = orders.order(number, segment.era)
@@ -234,7 +234,7 @@ def _epochs_at(orders: SourceOrders, position: int) -> dict[str, float]:
         if at.cursor is not None:
             inside = at.row / (at.row + at.run)
             share = (at.cursor.slot + inside) / len(order.epoch(at.epoch).orders[0])
-        most = orders.epochs_of(number)
+        most = orders.epoch_limit(number)
         if len(orders.names) == 1 and orders.spec.steps is None:
             most = most or orders.spec.epochs or 1
         # Sequences that fill up the last step are of no pass.

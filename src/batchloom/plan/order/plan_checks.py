@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.mixture import Mixture, PlanStore, Weights, by_size
+from batchloom.plan.mixture import Mixture, PlanStore, Weights, uses_size_weights
 from batchloom.plan.order.edits import Edit, check_edit
 from batchloom.plan.packing import PlanSpec
 
-_CAPPED = (
+_CAPPED_HINT = (
     "are bounded by most_epochs for the tokens the run had: an edit of its sizes gives numbers, too"
 )
 
@@ -56,12 +56,12 @@ def check_run(
         check_edit(edit, stores, last, spec, sizes)
         if edit.weights is not None:
             weights = edit.weights
-        if mixture and mixture.most_epochs and by_size(weights) and _resizes(edit):
-            raise SettingsError([f"weights: missing; those by size {_CAPPED}"])
+        if mixture and mixture.most_epochs and uses_size_weights(weights) and _changes_sizes(edit):
+            raise SettingsError([f"weights: missing; those by size {_CAPPED_HINT}"])
         last = edit.step
 
 
-def _resizes(edit: Edit) -> bool:
+def _changes_sizes(edit: Edit) -> bool:
     return bool(edit.global_batch_size or edit.seq_len or edit.skip)
 
 

@@ -5,13 +5,13 @@ from typing import Any, final
 
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import to_plain
-from batchloom.plan.mixture import Mixture, weighed_in
-from batchloom.plan.order.edits import edit_plain
+from batchloom.plan.mixture import Mixture, list_weighted_sources
+from batchloom.plan.order.edits import edit_to_plain
 from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.packing import ORDER_VERSION, PlanSpec
 
 # What may change between a run and its continuation without changing the order.
-_NOT_ORDER = ("epochs", "steps", "last")
+_NON_ORDER_FIELDS = ("epochs", "steps", "last")
 
 
 @final
@@ -37,8 +37,12 @@ class PlanIdentity:
         sources = set(self.origin["sources"])
         name, entries = fingerprint(self.origin), []
         for edit in orders.edits:
-            entry = edit_plain(edit)
-            used = weighed_in(edit.weights, orders.names) if edit.weights is not None else set()
+            entry = edit_to_plain(edit)
+            used = (
+                list_weighted_sources(edit.weights, orders.names)
+                if edit.weights is not None
+                else set()
+            )
             added = sorted(used - sources)
             if added:
                 entry["added"] = {
@@ -61,28 +65,29 @@ def _origin_fields(orders: SourceOrders) -> dict[str, Any]:
 
     A plan of one store has the fields it always had; lanes, alignment and mixture are named where there are some.
     """
-    spec = {k: v for k, v in orders.spec.identity_fields().items() if k not in _NOT_ORDER}
+    spec = {k: v for k, v in orders.spec.identity_fields().items() if k not in _NON_ORDER_FIELDS}
     # Orders from before these could be asked for keep their fingerprint.
     for name, default in (("lanes", 1), ("align", 1), ("group_by_length", 0)):
         if spec[name] == default:
             del spec[name]
     if orders.spec.group_by_length:
-        spec |= _end(orders.spec)
+        spec |= _end_identity(orders.spec)
     identity: dict[str, Any] = {"order_version": ORDER_VERSION, "spec": spec}
     mixture = orders.data
     if not isinstance(mixture, Mixture):
         spec["block"] = orders.pools.blocks[0]
         return {**identity, "sources": {orders.names[0]: _source_fields(orders, 0)}}
-    used = _used(orders, mixture)
+    used = _list_used_sources(orders, mixture)
     identity["sources"] = {orders.names[n]: _source_fields(orders, n) for n in used}
     identity["mixture"] = {
         "unit": mixture.unit,
         "exhausted": mixture.exhausted,
         "temperature": mixture.temperature,
         "most_epochs": mixture.most_epochs,
-        "weights": _plain(mixture.weights),
+        "weights": _weights_to_plain(mixture.weights),
         "stages": [
-            {**to_plain(stage), "weights": _plain(stage.weights)} for stage in mixture.stages
+            {**to_plain(stage), "weights": _weights_to_plain(stage.weights)}
+            for stage in mixture.stages
         ],
     }
     if mixture.most_epochs is not None:
@@ -91,7 +96,7 @@ def _origin_fields(orders: SourceOrders) -> dict[str, Any]:
     return identity
 
 
-def _end(spec: PlanSpec) -> dict[str, int]:
+def _end_identity(spec: PlanSpec) -> dict[str, int]:
     """Where the last window of a run ends, which decides the order of its rows; nothing where all are whole."""
     if spec.epochs is not None or spec.steps is None:
         return {"epochs": spec.epochs or 1}
@@ -108,21 +113,21 @@ def _source_fields(orders: SourceOrders, number: int) -> dict[str, Any]:
     return {**identity, **pools.layers_identity()}
 
 
-def _used(orders: SourceOrders, mixture: Mixture) -> list[int]:
+def _list_used_sources(orders: SourceOrders, mixture: Mixture) -> list[int]:
     found: set[str] = set()
     for weights in (mixture.weights, *(stage.weights for stage in mixture.stages)):
-        found |= weighed_in(weights, orders.names)
+        found |= list_weighted_sources(weights, orders.names)
     return [n for n, name in enumerate(orders.names) if name in found]
 
 
-def _plain(weights: Any) -> Any:
+def _weights_to_plain(weights: Any) -> Any:
     """Weights as plain values: numbers as floats, so that 1 and 1.0 are one weight."""
     if isinstance(weights, str):
         return weights
     return {
         name: {
             "weight": float(weight["weight"]),
-            "sources": _plain(weight["sources"])
+            "sources": _weights_to_plain(weight["sources"])
             if hasattr(weight["sources"], "items")
             else list(weight["sources"]),
         }

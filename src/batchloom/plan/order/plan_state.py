@@ -10,20 +10,20 @@ from batchloom.core.errors import StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan.mixture import Mixture
 from batchloom.plan.order.plan_identity import PlanIdentity
-from batchloom.plan.order.source_cuts import Cut
-from batchloom.plan.order.source_order import Cursor, quotas
+from batchloom.plan.order.source_cuts import SourceCut
+from batchloom.plan.order.source_order import Cursor, compute_quotas
 from batchloom.plan.order.source_orders import SourceOrders
-from batchloom.plan.order.timeline import Segment
+from batchloom.plan.order.timeline import TimelineSegment
 from batchloom.plan.packing import ORDER_VERSION
 
 
-def state_at(orders: SourceOrders, identity: PlanIdentity, position: int) -> dict[str, Any]:
+def build_state(orders: SourceOrders, identity: PlanIdentity, position: int) -> dict[str, Any]:
     """Return the state at a position."""
     if position < 0:
         raise StateError(f"Position {position} does not exist; positions count from 0.")
     past = orders.spec.steps is None and not orders.holds(position)
     # At the end of a run, the pool of its last sequence: a longer run goes on from there.
-    known = _begun(orders, position, orders.positions if past else None)
+    known = _window_start(orders, position, orders.positions if past else None)
     segment = orders.timeline.segment_at(known)
     plain: dict[str, Any] = {
         "order_version": ORDER_VERSION,
@@ -32,7 +32,7 @@ def state_at(orders: SourceOrders, identity: PlanIdentity, position: int) -> dic
         "edits": identity.journal,
         "position": position,
         "end": orders.positions if past else None,
-        "sources": _cursors(orders, segment, known) if segment else {},
+        "sources": _collect_cursors(orders, segment, known) if segment else {},
     }
     gone = {
         orders.names[n]: where for n, where in orders.timeline.exhausted.items() if where <= known
@@ -45,22 +45,26 @@ def state_at(orders: SourceOrders, identity: PlanIdentity, position: int) -> dic
     if segment and segment.era:
         numbers = [orders.names.index(name) for name in plain["sources"]]
         plain["cuts"] = {
-            orders.names[n]: [_cut_plain(orders.cut(n, era)) for era in range(1, segment.era + 1)]
+            orders.names[n]: [
+                _cut_to_plain(orders.cut(n, era)) for era in range(1, segment.era + 1)
+            ]
             for n in numbers
         }
     return {**plain, "check": fingerprint(plain)}
 
 
-def _begun(orders: SourceOrders, position: int, end: int | None) -> int:
+def _window_start(orders: SourceOrders, position: int, end: int | None) -> int:
     """What the sources' places in a state are of: of a window that has begun, all rows are looked up."""
     return orders.window(position if end is None else max(min(position, end) - 1, 0))[0]
 
 
-def _cursors(orders: SourceOrders, segment: Segment, position: int) -> dict[str, Any]:
+def _collect_cursors(
+    orders: SourceOrders, segment: TimelineSegment, position: int
+) -> dict[str, Any]:
     """Where each source stands: the pool of the sequence it serves next, or for lanes a list of them."""
     served = segment.served(position)
     found: dict[str, Any] = {}
-    for number in orders.weighed:
+    for number in orders.weighted_sources:
         order = orders.order(number, segment.era)
         tail = (
             orders.timeline.tail(number, segment, position) if number in segment.sources else None
@@ -69,47 +73,48 @@ def _cursors(orders: SourceOrders, segment: Segment, position: int) -> dict[str,
             # What lanes lend then has no place in the order of one; the last that was its own has.
             served[number] = np.maximum(tail.begins - 1, 0)
         if orders.spec.lanes == 1:
-            found[orders.names[number]] = _plain(order.stands(0, int(served[number, 0])))
+            found[orders.names[number]] = _cursor_to_plain(order.stands(0, int(served[number, 0])))
         else:
             found[orders.names[number]] = [
-                _plain(order.stands(lane, int(served[number, lane])))
+                _cursor_to_plain(order.stands(lane, int(served[number, lane])))
                 for lane in range(orders.spec.lanes)
             ]
     return found
 
 
-def _cut_plain(cut: Cut | None) -> list[Any] | None:
+def _cut_to_plain(cut: SourceCut | None) -> list[Any] | None:
     """A cut of one lane as its three numbers, of several as a list of them; None where they lent each other."""
     if cut is None:
         return None
     return list(cut[0]) if len(cut) == 1 else [list(place) for place in cut]
 
 
-def _cut_from(told: list[Any]) -> Cut:
+def _cut_from_plain(told: list[Any]) -> SourceCut:
     places = [told] if isinstance(told[0], int) else told
     return tuple((epoch, slot, row) for epoch, slot, row in places)
 
 
-def _plain(cursor: Cursor) -> dict[str, int]:
+def _cursor_to_plain(cursor: Cursor) -> dict[str, int]:
     return {"epoch": cursor.epoch, "slot": cursor.slot, "before": cursor.before}
 
 
-def resume_at(orders: SourceOrders, identity: PlanIdentity, state: dict[str, Any]) -> int:
+def resume_from_state(orders: SourceOrders, identity: PlanIdentity, state: dict[str, Any]) -> int:
     """Check a state and return the position to go on with."""
-    position, end, cursors = _checked(orders, identity, state)
+    position, end, cursors = _parse_state(orders, identity, state)
     names = {name: number for number, name in enumerate(orders.names)}
     tails = {
-        names[n]: quotas(told, orders.spec.lanes) for n, told in state.get("tails", {}).items()
+        names[n]: compute_quotas(told, orders.spec.lanes)
+        for n, told in state.get("tails", {}).items()
     }
     # Behind the end of its run a state tells of no source that is exhausted there.
     told = position if end is None else max(min(position, end) - 1, 0)
-    begun = _begun(orders, position, end) if orders.spec.group_by_length else told
+    begun = _window_start(orders, position, end) if orders.spec.group_by_length else told
     orders.timeline.adopt(
         {names[n]: where for n, where in state.get("exhausted", {}).items()}, begun, tails
     )
     for name, cuts in state.get("cuts", {}).items():
         for era, told in enumerate(cuts, 1):
-            orders.cuts[era, names[name]] = told and _cut_from(told)
+            orders.cuts[era, names[name]] = told and _cut_from_plain(told)
     era = len(state.get("cuts", {}) and next(iter(state["cuts"].values())))
     for name, places in cursors.items():
         order = orders.order(names[name], era)
@@ -117,15 +122,15 @@ def resume_at(orders: SourceOrders, identity: PlanIdentity, state: dict[str, Any
             order.anchor(lane, cursor)
     if end is not None and position > end and orders.holds(end):
         step, inside = orders.course.step_at(end)
-        return orders.course.position_of(step) if inside else int(end)
+        return orders.course.first_position(step) if inside else int(end)
     return position
 
 
-def _checked(
+def _parse_state(
     orders: SourceOrders, identity: PlanIdentity, state: dict[str, Any]
 ) -> tuple[int, int | None, dict[str, list[Cursor]]]:
     """Position, end and cursors of a state that belongs to this plan."""
-    with refusing_no_state():
+    with wrap_state_errors():
         theirs, edits, named = (state[name] for name in ("identity", "edits", "fingerprint"))
         cursors = {
             name: [
@@ -137,14 +142,16 @@ def _checked(
         position, end = state["position"], state["end"]
         if not isinstance(edits, list):
             raise TypeError(f"edits is {edits!r}")
-    check_belongs(
-        state, identity.fingerprint, lambda: _other_plan(orders, identity, theirs, edits, named)
+    check_state_belongs(
+        state,
+        identity.fingerprint,
+        lambda: _describe_other_plan(orders, identity, theirs, edits, named),
     )
     return int(position), end, cursors
 
 
 @contextmanager
-def refusing_no_state() -> Iterator[None]:
+def wrap_state_errors() -> Iterator[None]:
     """Around what reads a state's fields.
 
     Raises:
@@ -158,7 +165,7 @@ def refusing_no_state() -> Iterator[None]:
         ) from error
 
 
-def check_belongs(state: dict[str, Any], named: str, other: Callable[[], str]) -> None:
+def check_state_belongs(state: dict[str, Any], named: str, other: Callable[[], str]) -> None:
     """Refuse a state of another version or plan, or one that was changed.
 
     Args:
@@ -169,7 +176,7 @@ def check_belongs(state: dict[str, Any], named: str, other: Callable[[], str]) -
     Raises:
         StateError: it is no state, or one of these.
     """
-    with refusing_no_state():
+    with wrap_state_errors():
         rest = {name: value for name, value in state.items() if name != "check"}
         version, theirs = state["order_version"], state["fingerprint"]
         same = state["check"] == fingerprint(rest)
@@ -187,15 +194,16 @@ def check_belongs(state: dict[str, Any], named: str, other: Callable[[], str]) -
         )
 
 
-def _other_plan(
+def _describe_other_plan(
     orders: SourceOrders, identity: PlanIdentity, theirs: Any, edits: Any, name: str
 ) -> str:
     """What differs between a state's plan and this one, and what would go on."""
-    differ = differences(theirs, identity.origin)
+    differ = list_differences(theirs, identity.origin)
     if not differ and edits != identity.journal:
         return (
             f"The state's journal ({len(edits)} edits) is not the plan's ({len(identity.journal)}): "
-            f"{_first_edit(edits, identity.journal)}. A loader made without edits takes those of the state; a new edit "
+            f"{_describe_first_edit(edits, identity.journal)}. A loader made without edits takes those of the "
+            f"state; a new edit "
             "is given to the loader that goes on."
         )
     weights = (
@@ -214,10 +222,10 @@ def _other_plan(
             f"The state belongs to another plan: {'; '.join(differ)}. Give the weights the run began with, and change "
             "them from a step on by an edit (loader.edit)."
         )
-    return other_settings(theirs, identity.origin, name)
+    return describe_other_settings(theirs, identity.origin, name)
 
 
-def other_settings(theirs: Any, ours: dict[str, Any], named: str) -> str:
+def describe_other_settings(theirs: Any, ours: dict[str, Any], named: str) -> str:
     """What is said of a state whose plan was made with something else.
 
     Args:
@@ -225,7 +233,7 @@ def other_settings(theirs: Any, ours: dict[str, Any], named: str) -> str:
         ours: that of the plan.
         named: the state's fingerprint.
     """
-    lines = differences(theirs, ours)
+    lines = list_differences(theirs, ours)
     told = "; ".join(lines) or f"fingerprint was {named!r}"
     packing = ours["spec"]["packing"]
     bare = packing.removesuffix("@2")
@@ -240,20 +248,20 @@ def other_settings(theirs: Any, ours: dict[str, Any], named: str) -> str:
     )
 
 
-def _first_edit(theirs: Any, ours: list[dict[str, Any]]) -> str:
+def _describe_first_edit(theirs: Any, ours: list[dict[str, Any]]) -> str:
     for number, (one, other) in enumerate(zip(theirs, ours, strict=False)):
         if one != other:
-            return f"edit {number} " + "; ".join(differences(one, other))
+            return f"edit {number} " + "; ".join(list_differences(one, other))
     return "one has more"
 
 
-def differences(theirs: Any, ours: Any, path: str = "") -> list[str]:
+def list_differences(theirs: Any, ours: Any, path: str = "") -> list[str]:
     """Each field in which two plain values differ: ``path was ... and is ...``."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         return [
             line
             for key in sorted({*theirs, *ours})
-            for line in differences(
+            for line in list_differences(
                 theirs.get(key), ours.get(key), f"{path}.{key}" if path else key
             )
         ]

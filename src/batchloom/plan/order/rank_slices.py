@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.core.settings import nearest, raise_problems, set_wholes
+from batchloom.core.settings import coerce_int_fields, raise_problems, suggest
 
-Uneven = Literal["refuse", "pad"]
-Slices = Literal["contiguous", "zigzag"]
+UnevenPolicy = Literal["refuse", "pad"]
+SliceLayout = Literal["contiguous", "zigzag"]
 
 # The fastest first, as Megatron and DeepSpeed number their processes.
 MESH_ORDER = ("tensor", "context", "data", "pipeline")
-_MOST_PEERS = 1 << 24
+_MAX_PEERS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlacement:
     """Where a process stands: what it is given depends on nothing else.
 
     Attributes:
@@ -53,15 +53,15 @@ class Mesh:
     tensor: int = 1
     context: int = 1
     pipeline: int = 1
-    slices: Slices = "contiguous"
+    slices: SliceLayout = "contiguous"
     order: tuple[str, ...] = MESH_ORDER
 
     def __post_init__(self) -> None:
-        sizes = dict.fromkeys(("tensor", "context", "pipeline"), (1, _MOST_PEERS))
-        problems = set_wholes(self, sizes)
-        if self.slices not in Slices.__args__:  # type: ignore[attr-defined]
-            known = Slices.__args__  # type: ignore[attr-defined]
-            hint = nearest(str(self.slices), known)
+        sizes = dict.fromkeys(("tensor", "context", "pipeline"), (1, _MAX_PEERS))
+        problems = coerce_int_fields(self, sizes)
+        if self.slices not in SliceLayout.__args__:  # type: ignore[attr-defined]
+            known = SliceLayout.__args__  # type: ignore[attr-defined]
+            hint = suggest(str(self.slices), known)
             problems.append(f"slices: {self.slices!r} is none of {', '.join(known)}{hint}")
         if sorted(self.order) != sorted(MESH_ORDER):
             problems.append(
@@ -81,7 +81,7 @@ class Mesh:
             return 1
         return self.context * (2 if self.slices == "zigzag" else 1)
 
-    def place(self, rank: int, world_size: int) -> Place:
+    def place(self, rank: int, world_size: int) -> RankPlacement:
         """Where process ``rank`` of ``world_size`` stands.
 
         Raises:
@@ -105,7 +105,7 @@ class Mesh:
         at = {}
         for name in self.order:
             rank, at[name] = divmod(rank, sizes_of[name])
-        return Place(at["data"], data, at["context"])
+        return RankPlacement(at["data"], data, at["context"])
 
 
 DATA_PARALLEL = Mesh()
@@ -118,19 +118,21 @@ def _check_rank(rank: int, world_size: int) -> None:
         )
 
 
-def divisors(number: int) -> list[int]:
+def list_divisors(number: int) -> list[int]:
     """The numbers that divide a number, from the smallest."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
-def _near(number: int, wanted: int) -> str:
+def _format_near_divisors(number: int, wanted: int) -> str:
     """The six divisors of a number that are nearest to the one that was wanted."""
-    return ", ".join(map(str, sorted(sorted(divisors(number), key=lambda n: abs(n - wanted))[:6])))
+    return ", ".join(
+        map(str, sorted(sorted(list_divisors(number), key=lambda n: abs(n - wanted))[:6]))
+    )
 
 
 def check_world(
-    global_batch_size: int, rank: int, world_size: int, uneven: Uneven = "refuse"
+    global_batch_size: int, rank: int, world_size: int, uneven: UnevenPolicy = "refuse"
 ) -> None:
     """Refuse a rank or a world size the batch cannot be dealt to.
 
@@ -143,16 +145,17 @@ def check_world(
         sizes = [str(s) for s in (below, below + world_size) if s]
         raise PlanError(
             f"global_batch_size {global_batch_size} cannot be dealt evenly to {world_size} ranks. World sizes that "
-            f"divide it: {_near(global_batch_size, world_size)}; global batch sizes near it that would: "
+            f"divide it: {_format_near_divisors(global_batch_size, world_size)}; global batch sizes near it that "
+            f"would: "
             f"{', '.join(sizes)}. Or fill up with rows that carry no loss: uneven='pad'."
         )
 
 
-def rows_of_rank(
+def count_rank_rows(
     global_batch_size: int,
     world_size: int,
     micro_batch_size: int | None = None,
-    uneven: Uneven = "refuse",
+    uneven: UnevenPolicy = "refuse",
 ) -> int:
     """Rows of each rank's batches: the same on all of them, those without loss included.
 
@@ -164,7 +167,8 @@ def rows_of_rank(
     if rows % micro and uneven == "refuse":
         raise PlanError(
             f"A rank's {rows} rows of a step (global_batch_size {global_batch_size} over {world_size} ranks) cannot be "
-            f"cut into micro-batches of {micro}. Sizes that divide it: {_near(rows, micro)}. Or fill up with rows that "
+            f"cut into micro-batches of {micro}. Sizes that divide it: {_format_near_divisors(rows, micro)}. Or "
+            f"fill up with rows that "
             "carry no loss: uneven='pad'."
         )
     return -(-rows // micro) * micro

@@ -21,8 +21,8 @@ from batchloom.plan.packing import Rows
 # Of each row, [B]; of several kinds of work [K, B].
 Costs = NDArray[np.int64]
 # All of a kind of work in a step, of which rows cost a part.
-_WHOLE, _SUM_BITS = 1 << 30, 32
-_FULL = np.iinfo(np.int64).max
+_COST_SCALE, _SUM_BITS = 1 << 30, 32
+_FULL_LOAD = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,20 @@ class Imbalance:
     dealt: float
 
 
-def row_costs(rows: Rows) -> NDArray[np.int64]:
+def compute_row_costs(rows: Rows) -> NDArray[np.int64]:
     """Sum of the squared lengths of each row's spans, int64 [R]."""
     sums = np.zeros(len(rows.lengths) + 1, np.int64)
     np.cumsum(rows.lengths * rows.lengths, out=sums[1:])
     return sums[rows.pointers[1:]] - sums[rows.pointers[:-1]]
 
 
-def stretches(rows: int, world_size: int) -> NDArray[np.int64]:
+def deal_contiguous(rows: int, world_size: int) -> NDArray[np.int64]:
     """The rank of each row of a step, dealt in stretches (see ``ranks.rank_positions``), int64 [rows]."""
     bounds = np.arange(world_size + 1) * rows // world_size
     return np.repeat(np.arange(world_size), np.diff(bounds))
 
 
-def balanced(costs: Costs, world_size: int) -> NDArray[np.int64]:
+def deal_balanced(costs: Costs, world_size: int) -> NDArray[np.int64]:
     """The rank of each row of a step, so that ranks cost about the same; at most ceil(B / ranks) rows each.
 
     A function of its arguments alone: every rank computes it for itself. Never worse than in stretches, of several
@@ -66,42 +66,42 @@ def balanced(costs: Costs, world_size: int) -> NDArray[np.int64]:
     Returns:
         int64 [B].
     """
-    parts = _parts(costs)
-    plain = stretches(parts.shape[1], world_size)
-    order = costliest_first(costs)
-    deal = _to_least if len(parts) == 1 else _to_least_of_all
+    parts = _normalize_costs(costs)
+    plain = deal_contiguous(parts.shape[1], world_size)
+    order = sort_by_cost(costs)
+    deal = _deal_to_least_loaded if len(parts) == 1 else _deal_by_largest_part
     dealt = deal(parts, order, world_size)
-    worst = imbalance(costs, plain, world_size)
-    return dealt if imbalance(costs, dealt, world_size) < worst else plain
+    worst = compute_imbalance(costs, plain, world_size)
+    return dealt if compute_imbalance(costs, dealt, world_size) < worst else plain
 
 
-def costliest_first(costs: Costs) -> NDArray[np.int64]:
+def sort_by_cost(costs: Costs) -> NDArray[np.int64]:
     """The rows of a step from the costliest down, equal ones by position, int64 [B].
 
     Of several kinds of work a row counts by its largest part, then by all its parts together.
     """
-    parts = _parts(costs)
+    parts = _normalize_costs(costs)
     if len(parts) == 1:
         return np.argsort(-parts[0], kind="stable")
     return np.lexsort((-parts.sum(axis=0), -parts.max(axis=0)))
 
 
-def max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> int:
+def compute_max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> int:
     """The cost of the rank that has most."""
-    return int(_loads(costs, ranks, world_size).max())
+    return int(_compute_loads(costs, ranks, world_size).max())
 
 
-def imbalance(costs: Costs, ranks: NDArray[np.int64], world_size: int) -> float:
+def compute_imbalance(costs: Costs, ranks: NDArray[np.int64], world_size: int) -> float:
     """The most that a rank has over the mean of all; 1 where there is no cost. Of several kinds of work the largest."""
     return max(
-        max_load(line, ranks, world_size) * world_size / total
+        compute_max_load(line, ranks, world_size) * world_size / total
         if (total := int(line.sum()))
         else 1.0
         for line in np.atleast_2d(costs)
     )
 
 
-def _parts(costs: Costs) -> NDArray[np.int64]:
+def _normalize_costs(costs: Costs) -> NDArray[np.int64]:
     """Costs that can be held against each other, int64 [K, B]: what one kind costs as it is, several as parts of all.
 
     A kind of which there is none plays no part.
@@ -114,14 +114,14 @@ def _parts(costs: Costs) -> NDArray[np.int64]:
     return np.array(
         [
             # As whole numbers of any size: squares of long rows would not fit 64 bits.
-            [cost * _WHOLE // total for cost in line.tolist()]
+            [cost * _COST_SCALE // total for cost in line.tolist()]
             for line, total in zip(some, totals, strict=True)
         ],
         np.int64,
     )
 
 
-def _loads(
+def _compute_loads(
     costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int
 ) -> NDArray[np.int64]:
     loads = np.zeros(world_size, np.int64)
@@ -129,7 +129,7 @@ def _loads(
     return loads
 
 
-def _to_least(
+def _deal_to_least_loaded(
     parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int
 ) -> NDArray[np.int64]:
     """Each row to the rank that has least."""
@@ -152,7 +152,7 @@ def _to_least(
     return ranks
 
 
-def _to_least_of_all(
+def _deal_by_largest_part(
     parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int
 ) -> NDArray[np.int64]:
     """Each row to the rank whose largest part of any kind of work, then all whose parts, are least with it."""
@@ -164,7 +164,7 @@ def _to_least_of_all(
         would = loads + parts[:, row, None]
         # Parts add up to at most kinds x 2**30, so that both fit into one number.
         key = (would.max(axis=0) << _SUM_BITS) + would.sum(axis=0)
-        key[rows == most] = _FULL
+        key[rows == most] = _FULL_LOAD
         rank = int(key.argmin())
         loads[:, rank] = would[:, rank]
         rows[rank] += 1

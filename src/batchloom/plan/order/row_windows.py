@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 from batchloom.plan.mixture import Mixture
 from batchloom.plan.order.source_orders import WHOLE, SourceOrders
-from batchloom.plan.order.timeline import Segment
-from batchloom.plan.packing import Rows, join_rows, named, reorder_rows, slice_rows
+from batchloom.plan.order.timeline import TimelineSegment
+from batchloom.plan.packing import Rows, join_rows, reorder_rows, set_source, slice_rows
 
 # Gathering costs each source some microseconds, so of several more is gathered than was asked for.
-_WINDOW = 8192
-_KEPT_WINDOWS = 4
+_WINDOW_ROWS = 8192
+_MAX_CACHED_WINDOWS = 4
 
 
 @final
-class Windows:
+class RowWindows:
     """The rows of positions, before rows are grouped by length; the latest windows are cached.
 
     Callers hold the lock of the orders.
@@ -67,18 +67,22 @@ class Windows:
         if kept and kept[0] <= start and stop <= kept[1]:
             return kept
         end = stop
-        if kept and kept[0] <= start <= kept[1] + 8 * (stop - start) and stop - start < _WINDOW:
+        if (
+            kept
+            and kept[0] <= start <= kept[1] + 8 * (stop - start)
+            and stop - start < _WINDOW_ROWS
+        ):
             # Whoever reads on, and most of what lies between, gets more than was asked for.
             end = self._window_end(start, stop)
         made = (start, end, self._made(start, end, part))
         self._kept[part] = made
-        while len(self._kept) > _KEPT_WINDOWS:
+        while len(self._kept) > _MAX_CACHED_WINDOWS:
             del self._kept[next(iter(self._kept))]
         return made
 
     def _window_end(self, start: int, stop: int) -> int:
         lanes = self.orders.spec.lanes
-        end = max(stop, (start + _WINDOW) // lanes * lanes)
+        end = max(stop, (start + _WINDOW_ROWS) // lanes * lanes)
         for position, _ in self.orders.course.cuts:
             if stop <= position < end:
                 end = position
@@ -103,7 +107,7 @@ class Windows:
             pieces.append(self._banned(made, positions))
         return join_rows(pieces, self._rows_in(stop - start, part))
 
-    def _gathered(self, segment: Segment, positions: NDArray[np.int64]) -> Rows:
+    def _gathered(self, segment: TimelineSegment, positions: NDArray[np.int64]) -> Rows:
         """The rows of positions of one segment, gathered source by source and lane by lane."""
         epochs = None
         if not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None:
@@ -113,7 +117,7 @@ class Windows:
             pieces = self.orders.order(number, segment.era).rows(
                 0, first, first + len(positions), epochs
             )
-            return named(join_rows(pieces, len(positions)), number)
+            return set_source(join_rows(pieces, len(positions)), number)
         sources, lanes, indices, shared = self.orders.timeline.dealt(segment, positions)
         groups = sources * self.orders.spec.lanes + lanes
         if shared:
@@ -136,7 +140,7 @@ class Windows:
                 if first >= 0
                 else []
             )
-            found.append(named(join_rows(pieces, end - begin), number))
+            found.append(set_source(join_rows(pieces, end - begin), number))
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         return reorder_rows(join_rows(found, len(order)), place)

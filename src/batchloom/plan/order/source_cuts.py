@@ -12,17 +12,17 @@ from batchloom.plan.packing import (
     Rows,
     join_rows,
     reorder_rows,
-    repacked_rows,
+    repack_rows,
     slice_rows,
 )
 
 Ints = NDArray[np.int64]
 
 # (epoch, slot, row) of the next sequence of each lane; slot -1 is what an earlier cut left.
-Cut = tuple[tuple[int, int, int], ...]
+SourceCut = tuple[tuple[int, int, int], ...]
 
 
-def cut_at(order: SourceOrder, served: Ints) -> Cut | None:
+def compute_source_cut(order: SourceOrder, served: Ints) -> SourceCut | None:
     """Where each lane's next sequence stands; None where lanes lend: then what is left follows from all counts.
 
     Args:
@@ -44,8 +44,8 @@ def cut_at(order: SourceOrder, served: Ints) -> Cut | None:
     return tuple(found) if same else None
 
 
-def continued(
-    order: SourceOrder, spec: PlanSpec, cut: Cut | None, served: Ints, epochs: int | None
+def continue_after_cut(
+    order: SourceOrder, spec: PlanSpec, cut: SourceCut | None, served: Ints, epochs: int | None
 ) -> SourceOrder:
     """The order that goes on from a cut under another spec.
 
@@ -55,7 +55,7 @@ def continued(
     Args:
         order: the order up to the cut.
         spec: the other spec.
-        cut: as :func:`cut_at` tells.
+        cut: as :func:`compute_source_cut` tells.
         served: sequences each lane has served, int64 [lanes].
         epochs: how many of the source are served in all; None for no bound.
 
@@ -63,13 +63,13 @@ def continued(
         PlanError: there is no such pool or row.
     """
     if cut is None:
-        left = _left_where_lent(order, served, epochs)
+        left = _find_unserved_lent(order, served, epochs)
     else:
-        left = [_left_of_pool(order, lane, place) for lane, place in enumerate(cut)]
+        left = [_list_pool_remainder(order, lane, place) for lane, place in enumerate(cut)]
     rests, begins = [], []
     for lane, (rows, epoch, slot) in enumerate(left):
         place = (epoch, slot) if order.lanes == 1 else (epoch, slot, lane)
-        rest = repacked_rows(rows, order.name, spec, place) if rows is not None else None
+        rest = repack_rows(rows, order.name, spec, place) if rows is not None else None
         rests.append(rest)
         begins.append(Cursor(epoch, slot, len(rest) if rest is not None else 0))
     spent = order.spent + int(served.sum()) * order.spec.seq_len
@@ -78,7 +78,7 @@ def continued(
     )
 
 
-def _left_of_pool(
+def _list_pool_remainder(
     order: SourceOrder, lane: int, place: tuple[int, int, int]
 ) -> tuple[Rows | None, int, int]:
     """What is left of the pool a lane was cut in, and (epoch, slot) of the pool behind it."""
@@ -98,7 +98,7 @@ def _left_of_pool(
     return slice_rows(left, row, len(left)), epoch, slot
 
 
-class _Left(NamedTuple):
+class _UnservedSequences(NamedTuple):
     """What nobody has served of an epoch: of each lane's own sequences a range, and single ones that are lent.
 
     Attributes:
@@ -119,28 +119,28 @@ class _Left(NamedTuple):
         return np.concatenate([own, self.numbers[self.lanes == lane]])
 
 
-def _left_in(order: SourceOrder, epoch: int, served: Ints) -> _Left:
+def _find_unserved(order: SourceOrder, epoch: int, served: Ints) -> _UnservedSequences:
     asked, has = order.shares(epoch)
     own = np.minimum(asked, has)
     lent = has - own
     lanes = np.repeat(np.arange(order.lanes), lent)
     numbers = np.arange(len(lanes)) - np.repeat(np.cumsum(lent) - lent, lent) + own[lanes]
-    by, indices = order.servers(epoch, lanes, numbers)
+    by, indices = order.find_servers(epoch, lanes, numbers)
     left = indices >= served[by]
     touched = np.zeros(order.lanes, bool)
     touched[lanes[~left]] = True
     begins = np.clip(served - order.earlier(epoch), 0, own)
-    return _Left(begins, own, lanes[left], numbers[left], touched)
+    return _UnservedSequences(begins, own, lanes[left], numbers[left], touched)
 
 
-def _left_where_lent(
+def _find_unserved_lent(
     order: SourceOrder, served: Ints, epochs: int | None
 ) -> list[tuple[Rows | None, int, int]]:
     """What is left of each lane's own pools that were entered or lent, and (epoch, slot) of the pool behind them."""
-    at = [order.epoch_of(lane, index) for lane, index in enumerate(served.tolist())]
+    at = [order.find_epoch(lane, index) for lane, index in enumerate(served.tolist())]
     at = [one if epochs is None else min(one, epochs) for one in at]
     stop = max(at) + 1 if epochs is None else min(max(at) + 1, epochs)
-    left = {epoch: _left_in(order, epoch, served) for epoch in range(min(at), stop)}
+    left = {epoch: _find_unserved(order, epoch, served) for epoch in range(min(at), stop)}
     begun = [int(order.earlier(epoch)[lane]) for lane, epoch in enumerate(at)]
     found: list[tuple[Rows | None, int, int]] = []
     for lane, mine in enumerate(at):
@@ -159,14 +159,16 @@ def _left_where_lent(
             slot = one.cursor.slot + (one.row > 0) if one.cursor else order.begins[lane].slot
             numbers[last] = numbers[last][: 0 if whole else one.run]
         pieces = [
-            piece for epoch, own in numbers.items() for piece in _rows_of(order, epoch, lane, own)
+            piece
+            for epoch, own in numbers.items()
+            for piece in _collect_rows(order, epoch, lane, own)
         ]
         rows = join_rows(pieces, sum(len(piece) for piece in pieces)) if pieces else None
         found.append((rows, last, slot))
     return found
 
 
-def _rows_of(order: SourceOrder, epoch: int, lane: int, numbers: Ints) -> list[Rows]:
+def _collect_rows(order: SourceOrder, epoch: int, lane: int, numbers: Ints) -> list[Rows]:
     """Rows of a lane's own sequences in an epoch, pool by pool."""
     pieces = []
     at = 0

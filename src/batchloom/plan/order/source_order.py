@@ -21,8 +21,8 @@ from batchloom.plan.packing import ORDER_VERSION, PlanSpec, Pools, Rows, slice_r
 
 Ints = NDArray[np.int64]
 
-_KEPT_EPOCHS = 2
-_KEPT_ANCHORS = 1024
+_MAX_CACHED_EPOCHS = 2
+_MAX_CACHED_ANCHORS = 1024
 
 
 class Cursor(NamedTuple):
@@ -33,7 +33,7 @@ class Cursor(NamedTuple):
     before: int
 
 
-class Found(NamedTuple):
+class SequenceLocation(NamedTuple):
     """Where a sequence stands: a pool of an epoch, the row in it, and how many follow it there in the lane.
 
     ``pool`` -1 - k is what an edit left of older pools of lane k. ``cursor`` is None there, and for what another lane
@@ -63,7 +63,7 @@ class Epoch:
         return int(self.ends[lane][-1]) if self.ends[lane].size else self.rests[lane]
 
 
-class Known(NamedTuple):
+class PoolCountCache(NamedTuple):
     """What an order has found out of its pools: their counts and sum, and places in its lanes."""
 
     counts: Ints
@@ -112,7 +112,7 @@ class SourceOrder:
         self.kept = 4 if self.lanes == 1 else 2
         self.counts = np.full(self.pools.count, -1, np.int64)
         self.total = -1
-        self._latest: dict[int, tuple[int, Found]] = {}
+        self._latest: dict[int, tuple[int, SequenceLocation]] = {}
         # By lane: whoever reads some lanes alone keeps pools of no other.
         self._recent: dict[int, OrderedDict[tuple[int, int], Rows]] = {}
         self._epochs: OrderedDict[int, Epoch] = OrderedDict()
@@ -120,18 +120,18 @@ class SourceOrder:
         self.anchors = [[begin] for begin in self.begins]
 
     @property
-    def counted(self) -> bool:
+    def is_counted(self) -> bool:
         """Whether every pool's number of sequences is known."""
         return self.total >= 0
 
     @property
-    def known(self) -> Known:
+    def known(self) -> PoolCountCache:
         """What was found out so far, for another order of the same source and spec."""
         # The total first: it is known once all counts are, and another thread may be counting.
         total = self.total
-        return Known(self.counts.copy(), total, tuple(tuple(own) for own in self.anchors))
+        return PoolCountCache(self.counts.copy(), total, tuple(tuple(own) for own in self.anchors))
 
-    def learn(self, known: Known) -> None:
+    def learn(self, known: PoolCountCache) -> None:
         """Take over what another order of the same source and spec knows."""
         self.counts, self.total = known.counts, known.total
         self.anchors = [list(own) for own in known.anchors]
@@ -184,7 +184,7 @@ class SourceOrder:
 
     def quotas(self, epochs: int) -> Ints:
         """Sequences of each lane until ``epochs`` of the run are through, int64 [lanes]; counts every pool."""
-        return quotas(self._before(epochs), self.lanes)
+        return compute_quotas(self._before(epochs), self.lanes)
 
     def _before(self, epoch: int) -> int:
         """Sequences of all lanes in the epochs before one, from ``begins`` on; counts every pool."""
@@ -201,7 +201,7 @@ class SourceOrder:
             return self._sums[behind - 1] if behind > 0 else 0
         return self._sums[-1] + (behind - len(self._sums)) * self.total
 
-    def epoch_of(self, lane: int, index: int) -> int:
+    def find_epoch(self, lane: int, index: int) -> int:
         """The epoch of a sequence of a lane; counts every pool."""
         # Number index of a lane is, dealt one by one, the sequence index * lanes + lane of all.
         number, partial = index * self.lanes + lane, self._before(self._last_begun + 1)
@@ -216,16 +216,16 @@ class SourceOrder:
             counts: of each lane, int64 [lanes].
             epochs: of the run, those before ``begins`` counted.
         """
-        return self._surely_has(_dealt(counts, np.arange(self.lanes), self.lanes), epochs)
+        return self._surely_has(_count_dealt(counts, np.arange(self.lanes), self.lanes), epochs)
 
     def _surely_has(self, sequences: int, epochs: int) -> bool:
         """Where nothing is left out, what is not served yet has as many sequences at least as its tokens fill."""
         tokens = epochs * self.store.tokens - self.spent
         if self.spec.overlong == "split" and tokens > (sequences - 1) * self.spec.seq_len:
             return True
-        return self._counted_ahead(sequences, epochs) >= sequences
+        return self._count_ahead(sequences, epochs) >= sequences
 
-    def _counted_ahead(self, wanted: int, epochs: int) -> int:
+    def _count_ahead(self, wanted: int, epochs: int) -> int:
         """Sequences until ``epochs`` are through in pools that are counted; counts more until these are so many."""
         often = np.zeros(self.pools.count, np.int64)
         found = 0
@@ -262,7 +262,7 @@ class SourceOrder:
             **{name: spec[name] for name in names},
         }
 
-    def find(self, lane: int, index: int, epochs: int | None = None) -> Found | None:
+    def find(self, lane: int, index: int, epochs: int | None = None) -> SequenceLocation | None:
         """Where sequence ``index`` of a lane stands; None when ``epochs`` are through before it.
 
         Without the counts of all pools this walks from the nearest pool it knows, counting the pools
@@ -281,34 +281,34 @@ class SourceOrder:
             self._latest[lane] = (index, found_now)
         return found_now
 
-    def _search(self, lane: int, index: int, epochs: int | None) -> Found | None:
-        epoch = self.epoch_of(lane, index)
+    def _search(self, lane: int, index: int, epochs: int | None) -> SequenceLocation | None:
+        epoch = self.find_epoch(lane, index)
         if epochs is not None and epoch >= epochs:
             return None
         found = self.epoch(epoch)
-        earlier = _quota(self._before(epoch), lane, self.lanes)
+        earlier = _compute_quota(self._before(epoch), lane, self.lanes)
         inside = index - earlier
         if inside >= found.has(lane):
-            return self._lent(found, epoch, lane, inside)
+            return self._find_lent(found, epoch, lane, inside)
         one = self.own(epoch, lane, inside)
-        asked = _quota(self._before(epoch + 1), lane, self.lanes) - earlier
+        asked = _compute_quota(self._before(epoch + 1), lane, self.lanes) - earlier
         cursor = one.cursor and one.cursor._replace(before=earlier + one.cursor.before)
         return one._replace(run=min(one.run, asked - inside), cursor=cursor)
 
-    def own(self, epoch: int, lane: int, inside: int) -> Found:
+    def own(self, epoch: int, lane: int, inside: int) -> SequenceLocation:
         """A sequence of a lane's own pools by its number in an epoch, which ``before`` of its cursor counts in, too."""
         found = self.epoch(epoch)
         rest = found.rests[lane]
         if inside < rest:
-            return Found(-1 - lane, epoch, inside, rest - inside, None)
+            return SequenceLocation(-1 - lane, epoch, inside, rest - inside, None)
         ends = found.ends[lane]
         slot = int(ends.searchsorted(inside, side="right"))
         before = int(ends[slot - 1]) if slot else rest
         cursor = Cursor(epoch, slot, before)
         pool = int(found.orders[lane][slot])
-        return Found(pool, epoch, inside - before, int(ends[slot]) - inside, cursor)
+        return SequenceLocation(pool, epoch, inside - before, int(ends[slot]) - inside, cursor)
 
-    def _lent(self, found: Epoch, epoch: int, lane: int, inside: int) -> Found:
+    def _find_lent(self, found: Epoch, epoch: int, lane: int, inside: int) -> SequenceLocation:
         """A sequence of a lane that has more than it serves, for one that has fewer."""
         asked, has = self.shares(epoch)
         spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
@@ -328,42 +328,42 @@ class SourceOrder:
         """
         if self.total < 0:
             self.count_all()
-        pool = self.pools.pool_of(document)
+        pool = self.pools.find_pool(document)
         found, lane = self.epoch(epoch), pool % self.lanes
         slot = int(np.flatnonzero(found.orders[lane] == pool)[0])
         if (epoch, slot) < self.begins[lane][:2]:
             return []
         rows = self.entered(pool, epoch)
         before = int(found.ends[lane][slot - 1]) if slot else found.rests[lane]
-        return [self._served_by(epoch, lane, before + n) for n in _rows_with(rows, document)]
+        return [self._find_server(epoch, lane, before + n) for n in _find_rows_with(rows, document)]
 
-    def rest_indices(self, document: int) -> list[tuple[int, int, int]]:
+    def find_remainder_indices(self, document: int) -> list[tuple[int, int, int]]:
         """(lane, index, epoch) of the sequences that hold a document among those that an edit packed anew."""
         if self.total < 0:
             self.count_all()
         return [
-            (*self._served_by(self.begins[lane].epoch, lane, n), self.begins[lane].epoch)
+            (*self._find_server(self.begins[lane].epoch, lane, n), self.begins[lane].epoch)
             for lane, rest in enumerate(self.rests)
-            for n in (_rows_with(rest, document) if rest is not None else [])
+            for n in (_find_rows_with(rest, document) if rest is not None else [])
         ]
 
     def shares(self, epoch: int) -> tuple[Ints, Ints]:
         """How many sequences of an epoch each lane is asked for, and how many it has; counts every pool."""
-        asked = quotas(self._before(epoch + 1), self.lanes)
-        asked -= quotas(self._before(epoch), self.lanes)
+        asked = compute_quotas(self._before(epoch + 1), self.lanes)
+        asked -= compute_quotas(self._before(epoch), self.lanes)
         found = self.epoch(epoch)
         return asked, np.array([found.has(lane) for lane in range(self.lanes)], np.int64)
 
     def earlier(self, epoch: int) -> Ints:
         """Sequences each lane is asked for before an epoch, int64 [lanes]; counts every pool."""
-        return quotas(self._before(epoch), self.lanes)
+        return compute_quotas(self._before(epoch), self.lanes)
 
-    def _served_by(self, epoch: int, lane: int, inside: int) -> tuple[int, int]:
+    def _find_server(self, epoch: int, lane: int, inside: int) -> tuple[int, int]:
         """The lane that serves a lane's sequence of an epoch, and its index there."""
-        lanes, indices = self.servers(epoch, np.array([lane]), np.array([inside]))
+        lanes, indices = self.find_servers(epoch, np.array([lane]), np.array([inside]))
         return int(lanes[0]), int(indices[0])
 
-    def servers(self, epoch: int, owners: Ints, insides: Ints) -> tuple[Ints, Ints]:
+    def find_servers(self, epoch: int, owners: Ints, insides: Ints) -> tuple[Ints, Ints]:
         """The lanes that serve sequences of lanes' own in an epoch, and their indices there; counts every pool."""
         asked, has = self.shares(epoch)
         spare, short = np.maximum(has - asked, 0), np.maximum(asked - has, 0)
@@ -375,14 +375,14 @@ class SourceOrder:
         inside = np.where(lent, has[lanes] + numbers - (taken[lanes] - short[lanes]), insides)
         return lanes, inside + self.earlier(epoch)[lanes]
 
-    def _walk(self, lane: int, index: int, epochs: int | None) -> Found | None:
+    def _walk(self, lane: int, index: int, epochs: int | None) -> SequenceLocation | None:
         begin, anchors = self.begins[lane], self.anchors[lane]
         place = bisect_right(anchors, index, key=lambda anchor: anchor.before)
         cursor = anchors[max(place - 1, 0)]
         if cursor == begin and begin.epoch != self.first_epoch:
             # What other lanes lent this one before its own follows from all counts.
             self.count_all()
-        elif index < begin.before and self._are_own(lane, begin.before, begin.epoch):
+        elif index < begin.before and self._has_own(lane, begin.before, begin.epoch):
             return self.own(begin.epoch, lane, index)
         empty = 0
         while True:
@@ -403,17 +403,17 @@ class SourceOrder:
             begins = index == cursor.before
             count = len(self.entered(pool, cursor.epoch)) if begins else self._count(pool)
             if index < cursor.before + count:
-                if not self._are_own(lane, cursor.before + count, cursor.epoch):
+                if not self._has_own(lane, cursor.before + count, cursor.epoch):
                     continue
                 self.anchor(lane, cursor)
                 inside = index - cursor.before
-                return Found(pool, cursor.epoch, inside, count - inside, cursor)
+                return SequenceLocation(pool, cursor.epoch, inside, count - inside, cursor)
             empty = 0 if count else empty + 1
             if empty >= self.pools.count:
                 self._checked_total()
             cursor = Cursor(cursor.epoch, cursor.slot + 1, cursor.before + count)
 
-    def _are_own(self, lane: int, count: int, epoch: int) -> bool:
+    def _has_own(self, lane: int, count: int, epoch: int) -> bool:
         """Whether a lane is asked for so many sequences up to the end of an epoch; else all pools are counted then."""
         if self.lanes > 1 and not self._surely_has((count - 1) * self.lanes + lane + 1, epoch + 1):
             self.count_all()
@@ -425,7 +425,7 @@ class SourceOrder:
         place = bisect_right(anchors, cursor.before, key=lambda anchor: anchor.before)
         if not place or anchors[place - 1] != cursor:
             anchors.insert(place, cursor)
-        if len(anchors) > _KEPT_ANCHORS:
+        if len(anchors) > _MAX_CACHED_ANCHORS:
             del anchors[1]
 
     def _count(self, pool: int) -> int:
@@ -451,7 +451,7 @@ class SourceOrder:
             ends = tuple(self._ends(epoch, *one) for one in enumerate(orders)) if counted else ()
             known = Epoch(orders, ends, rests)
         self._epochs[epoch] = known
-        while len(self._epochs) > _KEPT_EPOCHS:
+        while len(self._epochs) > _MAX_CACHED_EPOCHS:
             self._epochs.popitem(last=False)
         return known
 
@@ -493,7 +493,7 @@ class SourceOrder:
             # A small source comes to the same pool again and again.
             before = next((one for one in recent if one[1] == pool), None)
             if before is not None:
-                rows = self.pools.rows_again(recent[before], pool, before[0], epoch)
+                rows = self.pools.rebuild_rows(recent[before], pool, before[0], epoch)
             else:
                 rows = self.pools.rows(pool, epoch)
             if self.counts[pool] < 0:
@@ -510,22 +510,22 @@ class SourceOrder:
         return rows
 
 
-def _quota(sequences: int, lane: int, lanes: int) -> int:
+def _compute_quota(sequences: int, lane: int, lanes: int) -> int:
     """How many of so many sequences, dealt to the lanes one by one, fall to one lane."""
     return max(0, -(-(sequences - lane) // lanes))
 
 
-def quotas(sequences: int, lanes: int) -> Ints:
+def compute_quotas(sequences: int, lanes: int) -> Ints:
     """How many of so many sequences, dealt to the lanes one by one, fall to each, int64 [lanes]."""
     return np.maximum(0, -(-(sequences - np.arange(lanes)) // lanes))
 
 
-def _dealt(counts: Ints, of: Ints, lanes: int) -> int:
+def _count_dealt(counts: Ints, of: Ints, lanes: int) -> int:
     """How many sequences have to be dealt one by one so that each lane has had so many."""
     return int(((counts - 1) * lanes + of + 1)[counts > 0].max(initial=0))
 
 
-def _rows_with(rows: Rows, document: int) -> list[int]:
+def _find_rows_with(rows: Rows, document: int) -> list[int]:
     """The rows that hold a document."""
     held = np.flatnonzero(rows.documents == document)
     numbers: list[int] = np.unique(rows.pointers.searchsorted(held, side="right") - 1).tolist()

@@ -10,31 +10,38 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan.mixture import (
-    Caps,
-    Measured,
+    EpochCap,
     Mixture,
     PlanStore,
     SourceSpec,
+    SourceStatistics,
     Weights,
     apportion,
-    flat_weights,
-    measure,
-    sequence_shares,
-    weighed_in,
+    compute_sequence_shares,
+    flatten_weights,
+    list_weighted_sources,
+    measure_source,
 )
 from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.plan_checks import check_run
-from batchloom.plan.order.source_cuts import Cut, continued, cut_at
-from batchloom.plan.order.source_order import Found, Known, SourceOrder, quotas
-from batchloom.plan.order.timeline import Segment, Stretch, Timeline, course_of
-from batchloom.plan.packing import LeftOut, PlanSpec, Pools, inside_window
+from batchloom.plan.order.source_cuts import SourceCut, compute_source_cut, continue_after_cut
+from batchloom.plan.order.source_order import (
+    PoolCountCache,
+    SequenceLocation,
+    SourceOrder,
+    compute_quotas,
+)
+from batchloom.plan.order.timeline import StepRange, Timeline, TimelineSegment, build_run_layout
+from batchloom.plan.packing import ExcludedDocuments, PlanSpec, Pools, describe_window_conflict
 
 SOURCE = "data"
 WHOLE = (0, 1)
 
 # By era and number of the source.
 _Key = tuple[int, int]
-Learned = tuple[dict[_Key, Known], dict[_Key, Measured], dict[_Key, Cut | None]]
+Learned = tuple[
+    dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut | None]
+]
 
 
 @final
@@ -79,14 +86,16 @@ class SourceOrders:
         self.lock = threading.RLock()
         self._orders: dict[_Key, SourceOrder] = {}
         # What other orders of the same data found out; each is dropped when the order here has it.
-        self._learned: dict[_Key, Known] = {}
-        self._measured: dict[_Key, Measured] = {}
-        self.cuts: dict[_Key, Cut | None] = {}
+        self._plan_cache: dict[_Key, PoolCountCache] = {}
+        self._measured: dict[_Key, SourceStatistics] = {}
+        self.cuts: dict[_Key, SourceCut | None] = {}
         if known is not None:
             self._learn(known.learned(), every_era=self._continues(known))
-        first = Stretch(0, 0, spec.global_batch_size, spec.seq_len)
+        first = StepRange(0, 0, spec.global_batch_size, spec.seq_len)
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
-        self.course = course_of(weights, first, mixture.stages if mixture else (), self.edits)
+        self.course = build_run_layout(
+            weights, first, mixture.stages if mixture else (), self.edits
+        )
         self._check_stages()
         self._seq_lens = (spec.seq_len, *(seq_len for _, seq_len in self.course.cuts))
         self._check_lengths()
@@ -105,9 +114,9 @@ class SourceOrders:
         """Count the sources with a weight before any edit: a source added later changes no pool."""
         if not isinstance(self.data, Mixture):
             return 1
-        names = weighed_in(self.data.weights, self.names)
+        names = list_weighted_sources(self.data.weights, self.names)
         for stage in self.data.stages:
-            names |= weighed_in(stage.weights, self.names)
+            names |= list_weighted_sources(stage.weights, self.names)
         return len(names)
 
     def _continues(self, known: "SourceOrders") -> bool:
@@ -118,12 +127,12 @@ class SourceOrders:
         """Return copies of what was found out: counts of orders, measures and cuts."""
         # A copy of the items: another thread may make an order meanwhile.
         known = {key: order.known for key, order in list(self._orders.items())}
-        return {**self._learned, **known}, dict(self._measured), dict(self.cuts)
+        return {**self._plan_cache, **known}, dict(self._measured), dict(self.cuts)
 
     def _learn(self, learned: Learned, *, every_era: bool) -> None:
         """Take over what other orders found out; of every era, or of the first alone."""
         counts, measured, cuts = learned
-        self._learned = {key: one for key, one in counts.items() if every_era or not key[0]}
+        self._plan_cache = {key: one for key, one in counts.items() if every_era or not key[0]}
         self._measured = {key: one for key, one in measured.items() if every_era or not key[0]}
         self.cuts = cuts if every_era else {}
 
@@ -133,9 +142,11 @@ class SourceOrders:
             return
         new, until = self.edits[len(known.edits) :], known.timeline.sure
         if new:
-            until = min(until, known.course.position_of(new[0].step) - 1)
+            until = min(until, known.course.first_position(new[0].step) - 1)
         exhausted = {n: at for n, at in known.timeline.exhausted.items() if at <= until}
-        tails = {n: quotas(s, self.spec.lanes) for n, s in known.timeline.tails(until).items()}
+        tails = {
+            n: compute_quotas(s, self.spec.lanes) for n, s in known.timeline.tails(until).items()
+        }
         self.timeline.adopt(exhausted, max(until, 0), tails)
 
     def _check_stages(self) -> None:
@@ -145,19 +156,19 @@ class SourceOrders:
             step, _ = self.course.step_at(change.position)
             if step % steps:
                 raise PlanError(
-                    f"A stage of the mixture begins at step {step:,}, {inside_window(step, steps)}"
+                    f"A stage of the mixture begins at step {step:,}, {describe_window_conflict(step, steps)}"
                 )
 
     def _check_lengths(self) -> None:
         """Refuse what would end the run at some step: a too long document, a source without sequences."""
         # What nobody edits gives something at its first step, or has none: then what is left out can be asked for.
         later = isinstance(self.data, Mixture)
-        for era, numbers in enumerate(self.weighed_by_era):
+        for era, numbers in enumerate(self.weighted_sources_by_era):
             for number in numbers:
                 # A source that was measured has been checked before.
                 if (era, number) in self._measured:
                     continue
-                spec, store = self._spec_of(number, era), self.stores[self.names[number]]
+                spec, store = self._get_spec(number, era), self.stores[self.names[number]]
                 if spec.overlong == "error":
                     Pools(store.lengths, spec, self.names[number]).refuse_overlong()
                 if spec.overlong == "error" or ((later or era) and _may_give_nothing(spec, store)):
@@ -194,9 +205,9 @@ class SourceOrders:
         given = self.data.sources if isinstance(self.data, Mixture) else {}
         return given.get(self.names[number], SourceSpec())
 
-    def _spec_of(self, number: int, era: int) -> PlanSpec:
+    def _get_spec(self, number: int, era: int) -> PlanSpec:
         own = self.source_spec(number)
-        return self.spec.for_source(self._seq_lens[era], own.seed, own.overlong)
+        return self.spec.with_source_settings(self._seq_lens[era], own.seed, own.overlong)
 
     def order(self, number: int, era: int = 0) -> SourceOrder:
         """Return the order of a source in an era."""
@@ -208,15 +219,15 @@ class SourceOrders:
             return order
 
     def _make_order(self, number: int, era: int) -> SourceOrder:
-        name, spec = self.names[number], self._spec_of(number, era)
+        name, spec = self.names[number], self._get_spec(number, era)
         if era == 0:
             order = SourceOrder(name, self.stores[name], spec)
         else:
             before = self.order(number, era - 1)
             cut = self.cut(number, era)
-            served = self.served_in(number, era - 1)
-            order = continued(before, spec, cut, served, self.epochs_of(number))
-        known = self._learned.pop((era, number), None)
+            served = self.count_served(number, era - 1)
+            order = continue_after_cut(before, spec, cut, served, self.epoch_limit(number))
+        known = self._plan_cache.pop((era, number), None)
         if known is not None:
             order.learn(known)
         if len(self.names) > 1:
@@ -229,21 +240,21 @@ class SourceOrders:
         The beginning of an era follows from the counts of the era before. Without them, return that one.
         """
         orders: dict[int, SourceOrder] = {}
-        for era, numbers in enumerate(self.weighed_by_era):
+        for era, numbers in enumerate(self.weighted_sources_by_era):
             cut = all(self.cuts.get((era, number)) for number in numbers)
-            if era and not cut and not all(order.counted for order in orders.values()):
+            if era and not cut and not all(order.is_counted for order in orders.values()):
                 break
             orders |= {number: self.order(number, era) for number in numbers}
         return list(orders.values())
 
-    def cut(self, number: int, era: int) -> Cut | None:
+    def cut(self, number: int, era: int) -> SourceCut | None:
         """Return where a source was left when an era began; None where its lanes lent each other."""
         if (era, number) not in self.cuts:
-            served = self.served_in(number, era - 1)
-            self.cuts[era, number] = cut_at(self.order(number, era - 1), served)
+            served = self.count_served(number, era - 1)
+            self.cuts[era, number] = compute_source_cut(self.order(number, era - 1), served)
         return self.cuts[era, number]
 
-    def served_in(self, number: int, era: int) -> NDArray[np.int64]:
+    def count_served(self, number: int, era: int) -> NDArray[np.int64]:
         """Count the own sequences that each lane of a source serves in an era which another follows."""
         position = self.course.cuts[era][0]
         if position:
@@ -265,25 +276,27 @@ class SourceOrders:
                 order.forget_rows()
 
     @cached_property
-    def weighed(self) -> tuple[int, ...]:
+    def weighted_sources(self) -> tuple[int, ...]:
         """Numbers of the sources that have a weight somewhere in the run."""
-        return tuple(sorted({number for numbers in self.weighed_by_era for number in numbers}))
+        return tuple(
+            sorted({number for numbers in self.weighted_sources_by_era for number in numbers})
+        )
 
     @cached_property
-    def weighed_by_era(self) -> tuple[tuple[int, ...], ...]:
+    def weighted_sources_by_era(self) -> tuple[tuple[int, ...], ...]:
         """By era, the numbers of the sources that have a weight somewhere in it."""
         eras = []
         for held in self.course.weights_by_era():
-            named = set().union(*(weighed_in(weights, self.names) for weights in held))
+            named = set().union(*(list_weighted_sources(weights, self.names) for weights in held))
             eras.append(tuple(n for n, name in enumerate(self.names) if name in named))
         return tuple(eras)
 
-    def _measure(self, number: int, era: int) -> Measured:
+    def _measure(self, number: int, era: int) -> SourceStatistics:
         """Measure the size of a source, which weights are turned into sequences with."""
         measured = self._measured.get((era, number))
         if measured is None:
             name = self.names[number]
-            measured = measure(name, self.stores[name], self._spec_of(number, era))
+            measured = measure_source(name, self.stores[name], self._get_spec(number, era))
             self._measured[era, number] = measured
         return measured
 
@@ -303,7 +316,7 @@ class SourceOrders:
                 raise SettingsError(
                     ["steps: missing; most_epochs is of a run of a known number of steps"]
                 )
-            caps = Caps(
+            caps = EpochCap(
                 mixture.most_epochs,
                 self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,
             )
@@ -311,7 +324,7 @@ class SourceOrders:
         def size(name: str) -> float:
             return self._measure(self.names.index(name), era).tokens
 
-        return flat_weights(weights, self.names, size, mixture.temperature, caps)
+        return flatten_weights(weights, self.names, size, mixture.temperature, caps)
 
     def _slots(self, weights: Weights, exhausted: frozenset[int], era: int) -> dict[int, int]:
         """Return how many slots of a period each source has."""
@@ -326,12 +339,12 @@ class SourceOrders:
         if not flat:
             return {}
         measured = {name: self._measure(self.names.index(name), era) for name in flat}
-        shares = sequence_shares(flat, mixture.unit, measured)
+        shares = compute_sequence_shares(flat, mixture.unit, measured)
         # The weights were not made for those that remain when others are exhausted.
         counts = apportion(shares, self.spec.lanes, near=bool(exhausted))
         return {self.names.index(name): count for name, count in counts.items()}
 
-    def epochs_of(self, number: int) -> int | None:
+    def epoch_limit(self, number: int) -> int | None:
         """Return the most passes through a source of a mixture; None for no bound."""
         if not isinstance(self.data, Mixture) or self.data.exhausted == "repeat":
             return None
@@ -339,7 +352,7 @@ class SourceOrders:
 
     def _limit(self, number: int, era: int, counts: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the sequences each lane of a source has in an era, if one has fewer than its count."""
-        epochs = self.epochs_of(number)
+        epochs = self.epoch_limit(number)
         if epochs is None:
             return None
         order = self.order(number, era)
@@ -348,15 +361,17 @@ class SourceOrders:
         quotas = order.quotas(epochs)
         return quotas if (counts > quotas).any() else None
 
-    def left_out(self) -> LeftOut:
+    def left_out(self) -> ExcludedDocuments:
         """Count what every epoch leaves out of all sources; reads all lengths."""
         counts = [order.pools.left_out() for order in self.latest()]
-        return LeftOut(sum(one.documents for one in counts), sum(one.tokens for one in counts))
+        return ExcludedDocuments(
+            sum(one.documents for one in counts), sum(one.tokens for one in counts)
+        )
 
     @property
-    def counted(self) -> bool:
+    def is_counted(self) -> bool:
         """Whether the number of sequences of every pool is known."""
-        return all(order.counted for order in self.latest())
+        return all(order.is_counted for order in self.latest())
 
     def count_all(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Count the sequences of every pool that has not been counted.
@@ -374,7 +389,7 @@ class SourceOrders:
 
             order.count_all(tell)
             done += order.pools.count
-        if not self.counted:
+        if not self.is_counted:
             # The beginning of a later era is known now.
             self.count_all(progress)
 
@@ -387,9 +402,9 @@ class SourceOrders:
     def positions(self) -> int:
         """Positions of the run's steps that carry data."""
         if self.spec.steps is not None:
-            return self.course.position_of(self.spec.steps)
+            return self.course.first_position(self.spec.steps)
         if isinstance(self.data, Mixture):
-            return self.timeline.run_out()
+            return self.timeline.find_end()
         epochs = self.spec.epochs or 1
         marks = [position for position, _ in self.course.cuts]
         self.timeline.segment_at(max(marks, default=0))
@@ -417,7 +432,7 @@ class SourceOrders:
                 return self.timeline.segment_at(position) is not None
         return self.locate(position) is not None
 
-    def locate(self, position: int) -> Found | None:
+    def locate(self, position: int) -> SequenceLocation | None:
         """Find the sequence of a position, as it is before rows are grouped by length.
 
         Return None past the end of the run, and for one store past its epochs.
@@ -439,19 +454,19 @@ class SourceOrders:
         steps = self.spec.group_by_length
         if not steps:
             return position, position + 1
-        stretch = self.course.stretch_at(position)
+        stretch = self.course.range_at(position)
         size = steps * stretch.size
         start = position - (position - stretch.position) % size
         stop = start + size
         if self.spec.steps is not None:
             # The last window of a run ends with the run.
-            end = self.course.position_of(self.spec.steps)
+            end = self.course.first_position(self.spec.steps)
             start, stop = (start, min(stop, end)) if position < end else (max(start, end), stop)
         return start, stop
 
-    def segments_in(self, start: int, stop: int) -> list[tuple[Segment | None, int, int]]:
+    def segments_in(self, start: int, stop: int) -> list[tuple[TimelineSegment | None, int, int]]:
         """Split a range of positions at the segments of the timeline; None past the end of the run."""
-        parts: list[tuple[Segment | None, int, int]] = []
+        parts: list[tuple[TimelineSegment | None, int, int]] = []
         while start < stop:
             segment = self.timeline.segment_at(start)
             until = stop if segment is None else self.timeline.until(segment) or stop

@@ -3,8 +3,8 @@
 from typing import Any, NoReturn
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
-from batchloom.core.fingerprint import broken_link
-from batchloom.plan.order.edits import edit_from
+from batchloom.core.fingerprint import find_broken_link
+from batchloom.plan.order.edits import edit_from_plain
 from batchloom.plan.order.plan import Plan
 
 
@@ -18,7 +18,7 @@ def with_journal(plan: Plan, state: Any) -> Plan:
     if not journal or plan.edits:
         return plan
     try:
-        number = broken_link(state.get("identity"), journal)
+        number = find_broken_link(state.get("identity"), journal)
         if number is not None:
             _refuse_changed(number, journal[number])
         _refuse_without_stores(plan, journal)
@@ -26,7 +26,7 @@ def with_journal(plan: Plan, state: Any) -> Plan:
             {k: v for k, v in entry.items() if k not in ("added", "fingerprint")}
             for entry in journal
         ]
-        return plan.edited(*(edit_from(entry) for entry in told))
+        return plan.edited(*(edit_from_plain(entry) for entry in told))
     except StateError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, PlanError, SettingsError) as error:

@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.plan.mixture import Schedule, Stage, Weights, schedule_of
+from batchloom.plan.mixture import Schedule, Stage, Weights, make_schedule
 from batchloom.plan.order.edits import Edit
 
 Ints = NDArray[np.int64]
 
 # What comes behind an edit is counted in 64 bits, too.
-_MOST_POSITION = 1 << 60
+_MAX_POSITION = 1 << 60
 # So many positions are made sure of at once.
 _STRIDE = 65_536
 
 
-class Stretch(NamedTuple):
+class StepRange(NamedTuple):
     """From ``step`` on, which begins at ``position``, steps of ``size`` sequences of ``seq_len`` tokens."""
 
     step: int
@@ -29,7 +29,7 @@ class Stretch(NamedTuple):
     seq_len: int
 
 
-class Change(NamedTuple):
+class WeightChange(NamedTuple):
     """New weights at a position."""
 
     position: int
@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class RunLayout:
     """What is known of a run without any length: its stretches, and where its weights change.
 
     Attributes:
@@ -47,8 +47,8 @@ class Course:
         bans: positions from which documents are banned: (position, source, numbers).
     """
 
-    stretches: tuple[Stretch, ...]
-    changes: tuple[Change, ...]
+    stretches: tuple[StepRange, ...]
+    changes: tuple[WeightChange, ...]
     cuts: tuple[tuple[int, int], ...]
     bans: tuple[tuple[int, str, tuple[int, ...]], ...]
 
@@ -67,19 +67,19 @@ class Course:
             )
         return tuple(found)
 
-    def stretch_at(self, position: int) -> Stretch:
+    def range_at(self, position: int) -> StepRange:
         """The stretch that holds a position."""
         place = bisect_right(self.stretches, position, key=lambda stretch: stretch.position)
         return self.stretches[max(place - 1, 0)]
 
-    def position_of(self, step: int) -> int:
+    def first_position(self, step: int) -> int:
         """The first position of a step."""
-        at = self.stretch_of(step)
+        at = self.range_of_step(step)
         return at.position + (step - at.step) * at.size
 
     def step_at(self, position: int) -> tuple[int, int]:
         """The step that holds a position, and the place inside it; of a skipped position the step after."""
-        at = self.stretch_at(position)
+        at = self.range_at(position)
         if position < at.position:
             return at.step, 0
         step, inside = divmod(position - at.position, at.size)
@@ -93,18 +93,18 @@ class Course:
         step, inside = self.step_at(position)
         return step + (inside > 0)
 
-    def stretch_of(self, step: int) -> Stretch:
+    def range_of_step(self, step: int) -> StepRange:
         """The stretch that holds a step."""
         place = bisect_right(self.stretches, step, key=lambda stretch: stretch.step)
         return self.stretches[max(place - 1, 0)]
 
 
-def course_of(
+def build_run_layout(
     weights: Weights,
-    first: Stretch,
+    first: StepRange,
     stages: Sequence[Stage],
     edits: Sequence[Edit],
-) -> Course:
+) -> RunLayout:
     """Lay out stages and edits, in order of their steps (at the same step stages first).
 
     Args:
@@ -116,26 +116,26 @@ def course_of(
     Raises:
         PlanError: an edit lies too far ahead to be counted.
     """
-    stretches, changes = [first], [Change(0, weights)]
+    stretches, changes = [first], [WeightChange(0, weights)]
     cuts: list[tuple[int, int]] = []
     bans: list[tuple[int, str, tuple[int, ...]]] = []
     left, waiting, tokens = list(stages), list(edits), 0
     while left or waiting:
         now = stretches[-1]
-        stage_step = _stage_step(left[0], now, tokens) if left else None
+        stage_step = _compute_stage_step(left[0], now, tokens) if left else None
         if stage_step is not None and (not waiting or stage_step <= waiting[0].step):
             at = now.position + (stage_step - now.step) * now.size
-            changes.append(Change(at, left.pop(0).weights))
+            changes.append(WeightChange(at, left.pop(0).weights))
             continue
         edit = waiting.pop(0)
         tokens += (edit.step - now.step) * now.size * now.seq_len
         position = now.position + (edit.step - now.step + edit.skip) * now.size
-        if position > _MOST_POSITION:
+        if position > _MAX_POSITION:
             raise PlanError(
                 f"The edit at step {edit.step:,} begins at sequence {position:,}, and no run has more than "
-                f"{_MOST_POSITION:,}. Give a smaller skip or step."
+                f"{_MAX_POSITION:,}. Give a smaller skip or step."
             )
-        after = Stretch(
+        after = StepRange(
             edit.step, position, edit.global_batch_size or now.size, edit.seq_len or now.seq_len
         )
         if after.step == now.step:
@@ -144,13 +144,13 @@ def course_of(
         if edit.seq_len and edit.seq_len != now.seq_len:
             cuts.append((position, edit.seq_len))
         if edit.weights is not None:
-            changes.append(Change(position, edit.weights))
+            changes.append(WeightChange(position, edit.weights))
             left = []
         bans += [(position, name, tuple(numbers)) for name, numbers in edit.ban.items()]
-    return Course(tuple(stretches), tuple(changes), tuple(cuts), tuple(bans))
+    return RunLayout(tuple(stretches), tuple(changes), tuple(cuts), tuple(bans))
 
 
-def _stage_step(stage: Stage, now: Stretch, tokens: int) -> int:
+def _compute_stage_step(stage: Stage, now: StepRange, tokens: int) -> int:
     """The first step of a stage, if nothing changes before; ``tokens`` are those before ``now``."""
     if stage.step is not None:
         return max(stage.step, now.step)
@@ -159,7 +159,7 @@ def _stage_step(stage: Stage, now: Stretch, tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class TimelineSegment:
     """Positions under one schedule and one sequence length.
 
     Attributes:
@@ -221,7 +221,7 @@ class Segment:
         return self.position + self.schedule.place(int(local[0]), lane, index - before)
 
 
-class Tail(NamedTuple):
+class SourceTail(NamedTuple):
     """The last sequences of a source that is about to be exhausted, which its lanes share.
 
     A mixture asks lanes unequally often, so one comes to its end before the others. From there on what all
@@ -283,7 +283,7 @@ class Timeline:
 
     def __init__(
         self,
-        course: Course,
+        course: RunLayout,
         slots: Callable[[Weights, frozenset[int], int], Mapping[int, int]],
         shape: tuple[int, int],
         limit: Callable[[int, int, Ints], Ints | None],
@@ -296,9 +296,9 @@ class Timeline:
         self.end: int | None = None
         self._marks = sorted({*(c.position for c in course.changes), *(p for p, _ in course.cuts)})
         self._eras = [0, *(position for position, _ in course.cuts)]
-        self._segments: list[Segment] = []
+        self._segments: list[TimelineSegment] = []
         # By era and source, where there are several lanes: its tail, and up to where it has none for certain.
-        self._tails: dict[tuple[int, int], Tail] = {}
+        self._tails: dict[tuple[int, int], SourceTail] = {}
         self._without: dict[tuple[int, int], int] = {}
         self.sure = 0
         self._append(0, np.zeros(shape, np.int64))
@@ -315,19 +315,19 @@ class Timeline:
             self.end = position if self.end is None else min(self.end, position)
             return
         numbers = np.array(sorted(slots), np.int32)
-        schedule = schedule_of(tuple(slots[n] for n in numbers.tolist()), self._lanes)
-        self._segments.append(Segment(position, numbers, schedule, era, served))
+        schedule = make_schedule(tuple(slots[n] for n in numbers.tolist()), self._lanes)
+        self._segments.append(TimelineSegment(position, numbers, schedule, era, served))
 
-    def segment_at(self, position: int) -> Segment | None:
+    def segment_at(self, position: int) -> TimelineSegment | None:
         """The segment that holds a position; None where the run has ended before."""
         while self.sure <= position and (self.end is None or self.sure < self.end):
-            self._go_on(position)
+            self._extend_to(position)
         if self.end is not None and position >= self.end:
             return None
         place = bisect_right(self._segments, position, key=lambda segment: segment.position)
         return self._segments[place - 1]
 
-    def until(self, segment: Segment) -> int | None:
+    def until(self, segment: TimelineSegment) -> int | None:
         """Where a segment ends, as far as is known now; None where nothing is known to follow."""
         place = self._segments.index(segment)
         if place + 1 < len(self._segments):
@@ -337,11 +337,11 @@ class Timeline:
         ends += [self.end] if self.end is not None else []
         return min(ends) if ends else None
 
-    def segments(self) -> Sequence[Segment]:
+    def segments(self) -> Sequence[TimelineSegment]:
         """All segments known so far, in order."""
         return self._segments
 
-    def _go_on(self, position: int) -> None:
+    def _extend_to(self, position: int) -> None:
         """Make sure of the last segment up to its end or past ``position``, whichever comes first."""
         now = self._segments[-1]
         later = bisect_right(self._marks, now.position)
@@ -365,7 +365,7 @@ class Timeline:
             self._append(where, now.served(where))
         self.sure = max(self.sure, where)
 
-    def _first_exhausted(self, now: Segment, wanted: int) -> tuple[int, int] | None:
+    def _first_exhausted(self, now: TimelineSegment, wanted: int) -> tuple[int, int] | None:
         """(position, source) of the first that is exhausted before ``wanted``."""
         served = now.served(wanted)
         found, ending = [], {}
@@ -383,14 +383,14 @@ class Timeline:
         # Behind the first that is gone the schedule is another.
         sure = first[0] if first else wanted
         for number in now.sources.tolist() if self._lanes > 1 else []:
-            tail = self._tail_of(number, now.era, ending[number]) if number in ending else None
+            tail = self._find_tail(number, now.era, ending[number]) if number in ending else None
             if tail is None or tail.position >= sure:
                 self._without[now.era, number] = sure
             else:
                 self._tails[now.era, number] = tail
         return first
 
-    def _tail_of(self, number: int, era: int, ends: Ints) -> Tail:
+    def _find_tail(self, number: int, era: int, ends: Ints) -> SourceTail:
         """Where a source's tail begins in an era, in which one of its lanes is asked for more than it has."""
         for segment in self._segments:
             if segment.era != era:
@@ -399,10 +399,10 @@ class Timeline:
             places = [segment.place(number, lane, int(end)) for lane, end in enumerate(ends)]
             first = min((place for place in places if place is not None), default=None)
             if first is not None and (until is None or first < until):
-                return Tail(first, segment.served(first)[number], ends)
+                return SourceTail(first, segment.served(first)[number], ends)
         raise AssertionError("a lane that was asked for more than it has is in some segment")
 
-    def tail(self, number: int, segment: Segment, until: int) -> Tail | None:
+    def tail(self, number: int, segment: TimelineSegment, until: int) -> SourceTail | None:
         """The tail of a source in the era of a segment, if it begins before a position of the segment."""
         key = (segment.era, number)
         if self._lanes == 1 or until <= self._without.get(key, 0):
@@ -412,11 +412,11 @@ class Timeline:
             if ends is None:
                 self._without[key] = until
                 return None
-            self._tails[key] = self._tail_of(number, segment.era, ends)
+            self._tails[key] = self._find_tail(number, segment.era, ends)
         tail = self._tails[key]
         return tail if tail.position < until else None
 
-    def dealt(self, segment: Segment, positions: Ints) -> tuple[Ints, Ints, Ints, bool]:
+    def dealt(self, segment: TimelineSegment, positions: Ints) -> tuple[Ints, Ints, Ints, bool]:
         """(source, lane, index in the era) of what positions of a segment hold, and whether lanes lend in a tail.
 
         Unlike ``segment.at`` the lane is that which has the sequence; index -1 is an empty one.
@@ -456,14 +456,14 @@ class Timeline:
         for where, number in sorted((where, number) for number, where in exhausted.items()):
             if number in self.exhausted:
                 continue
-            self._pass_marks(where)
+            self._begin_marked_segments(where)
             self.exhausted[number] = where
             self.sure = max(self.sure, where)
             if self._stop:
                 self.end = where
             else:
                 self._append(where, self._segments[-1].served(where))
-        self._pass_marks(position)
+        self._begin_marked_segments(position)
         self.sure = max(self.sure, position)
         if self._lanes > 1:
             self._adopt_tails(position, tails or {})
@@ -476,11 +476,11 @@ class Timeline:
             for number in segment.sources.tolist():
                 key = (era, number)
                 if number in tails:
-                    self._tails[key] = self._tail_of(number, era, tails[number])
+                    self._tails[key] = self._find_tail(number, era, tails[number])
                 elif key not in self._tails and number not in self.exhausted:
                     self._without[key] = max(self._without.get(key, 0), position)
 
-    def _pass_marks(self, position: int) -> None:
+    def _begin_marked_segments(self, position: int) -> None:
         """Begin the segments of all marks up to a position."""
         while (later := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
             # Past the end of the run nothing begins.
@@ -488,7 +488,7 @@ class Timeline:
                 break
             self._append(self._marks[later], self._segments[-1].served(self._marks[later]))
 
-    def run_out(self) -> int:
+    def find_end(self) -> int:
         """The position at which the run ends because its sources are exhausted."""
         stride = 1 << 16
         while self.end is None:

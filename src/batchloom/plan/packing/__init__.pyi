@@ -1,24 +1,32 @@
 from .permutation import Permutation as Permutation
 from .plan_spec import (
-    GROUPED as GROUPED,
-    MOST_POOL_SIZE as MOST_POOL_SIZE,
+    DEFAULT_GROUPED_STEPS as DEFAULT_GROUPED_STEPS,
+    MAX_POOL_SIZE as MAX_POOL_SIZE,
     ORDER_VERSION as ORDER_VERSION,
     POOL_SIZE as POOL_SIZE,
-    Last as Last,
-    Overlong as Overlong,
+    LastStepPolicy as LastStepPolicy,
+    OverlongMode as OverlongMode,
     PackingOptions as PackingOptions,
     PlanSpec as PlanSpec,
-    inside_window as inside_window,
-    large_window as large_window,
+    describe_window_conflict as describe_window_conflict,
+    list_window_problems as list_window_problems,
 )
-from .pools import LeftOut as LeftOut, Lengths as Lengths, Pools as Pools
-from .row_order import fitted as fitted, packed_rows as packed_rows, repacked_rows as repacked_rows
+from .pools import (
+    DocumentLengths as DocumentLengths,
+    ExcludedDocuments as ExcludedDocuments,
+    Pools as Pools,
+)
+from .row_order import (
+    fit_lengths as fit_lengths,
+    pack_rows as pack_rows,
+    repack_rows as repack_rows,
+)
 from .rows import (
     Rows as Rows,
-    aligned as aligned,
+    align_lengths as align_lengths,
     join_rows as join_rows,
-    named as named,
     reorder_rows as reorder_rows,
+    set_source as set_source,
     slice_rows as slice_rows,
 )
-from .strategies import packing_from_identity as packing_from_identity
+from .strategies import strategy_from_identity as strategy_from_identity

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def least_sequences(lengths: NDArray[np.int64], seq_len: int) -> int:
+def compute_min_sequences(lengths: NDArray[np.int64], seq_len: int) -> int:
     """A number of sequences that every packing of these documents takes at least.
 
     The bound L2 of Martello and Toth (Lower Bounds and Reduction Procedures for the Bin Packing

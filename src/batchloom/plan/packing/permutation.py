@@ -1,6 +1,6 @@
 """A keyed bijection on range(n): any index in O(1), whole arrays at once, never materialised.
 
-Above ``MATERIALISED`` items it is a Feistel network over a mixed radix a x b just above n
+Above ``MAX_MATERIALISED`` items it is a Feistel network over a mixed radix a x b just above n
 (Black and Rogaway: Ciphers with Arbitrary Finite Domains, CT-RSA 2002: generalised Feistel
 and cycle walking). A round adds a keyed, fully mixed hash of one half to the other half,
 modulo that half's radix. Because a x b exceeds n by less than a, about one index in sqrt(n)
@@ -13,9 +13,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.keyed_hashing import Key, mix, round_keys, shuffled
+from batchloom.core.keyed_hashing import HashKey, derive_round_keys, mix_in_place, shuffle_range
 
-MATERIALISED = 65_536
+MAX_MATERIALISED = 65_536
 ROUNDS = 6
 _U32 = np.uint64(32)
 
@@ -31,12 +31,12 @@ class Permutation:
 
     __slots__ = ("_keys", "_left", "_right", "_table", "size")
 
-    def __init__(self, size: int, key: Key) -> None:
+    def __init__(self, size: int, key: HashKey) -> None:
         self.size = size
-        self._table = shuffled(size, key) if size <= MATERIALISED else None
+        self._table = shuffle_range(size, key) if size <= MAX_MATERIALISED else None
         root = math.isqrt(max(size - 1, 0)) + 1
         self._left, self._right = root, -(-size // root)
-        self._keys = [np.uint64(k) for k in round_keys(key, ROUNDS)]
+        self._keys = [np.uint64(k) for k in derive_round_keys(key, ROUNDS)]
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The items at ``positions`` (each in [0, size)), int64 of the same length."""
@@ -89,7 +89,7 @@ class Permutation:
 
 def _hash(other: NDArray[np.uint64], key: np.uint64, radix: int) -> NDArray[np.uint64]:
     """A hash in [0, radix), reduced by multiply and shift (radix < 2**32)."""
-    value = mix(other ^ key)
+    value = mix_in_place(other ^ key)
     value >>= _U32
     value *= np.uint64(radix)
     value >>= _U32

@@ -5,38 +5,38 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from batchloom.core.settings import is_switch, nearest, raise_problems, set_wholes, to_plain
-from batchloom.plan.packing.strategies import STRATEGIES, is_strategy, packing_identity
+from batchloom.core.settings import coerce_int_fields, is_bool, raise_problems, suggest, to_plain
+from batchloom.plan.packing.strategies import STRATEGIES, is_strategy, strategy_to_identity
 
-Overlong = Literal["split", "drop", "truncate", "error"]
-Last = Literal["fill", "drop"]
+OverlongMode = Literal["split", "drop", "truncate", "error"]
+LastStepPolicy = Literal["fill", "drop"]
 
 # Membership and order change with this number; docs/order.md describes each version.
 ORDER_VERSION = 1
 
 POOL_SIZE = 65_536
 # Of many sources or lanes each has a pool in memory: they are smaller.
-SMALL_POOL_SIZE, MANY = 8_192, 16
+SMALL_POOL_SIZE, MANY_SOURCES = 8_192, 16
 # A pool is packed in memory, and its sort keys hold (row, hash, span) in 64 bits.
-MOST_POOL_SIZE = 1 << 24
-MOST_LANES = 4096
+MAX_POOL_SIZE = 1 << 24
+MAX_LANES = 4096
 # The rows of a window are in memory, each in 52 bytes.
-MOST_GROUPED = 1 << 22
+MAX_GROUPED_ROWS = 1 << 22
 # Steps of a window where nobody chooses: little padding is left, and transformers' sampler takes as many.
-GROUPED = 50
+DEFAULT_GROUPED_STEPS = 50
 # From this many documents on, what is permuted is blocks of neighbours (docs/order.md).
-BLOCKS_FROM = 4_000_000
-BLOCK = 64
+MIN_BLOCKED_DOCUMENTS = 4_000_000
+BLOCK_DOCUMENTS = 64
 # A position is a 64-bit number wherever it is kept.
-MOST_POSITIONS = (1 << 63) - 1
-_MOST_SEED = (1 << 128) - 1
+MAX_POSITIONS = (1 << 63) - 1
+_MAX_SEED = (1 << 128) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingOptions:
     """The settings of an order that most runs leave as they are; ``PlanSpec`` documents and checks them."""
 
-    last: Last = "fill"
+    last: LastStepPolicy = "fill"
     pool_size: int = 0
     block: int = 0
     lanes: int = 1
@@ -78,12 +78,12 @@ class PlanSpec(PackingOptions):
         {
             "seq_len": (1, 1 << 24),
             "global_batch_size": (1, 1 << 24),
-            "seed": (-_MOST_SEED, _MOST_SEED),
+            "seed": (-_MAX_SEED, _MAX_SEED),
             "epochs": (1, 1 << 24),
             "steps": (1, 1 << 48),
-            "pool_size": (0, MOST_POOL_SIZE),
-            "block": (0, MOST_POOL_SIZE),
-            "lanes": (1, MOST_LANES),
+            "pool_size": (0, MAX_POOL_SIZE),
+            "block": (0, MAX_POOL_SIZE),
+            "lanes": (1, MAX_LANES),
             "align": (1, 1 << 24),
             "group_by_length": (0, 1 << 16),
         }
@@ -92,28 +92,28 @@ class PlanSpec(PackingOptions):
     seq_len: int
     global_batch_size: int
     packing: str = "best_fit"
-    overlong: Overlong = "split"
+    overlong: OverlongMode = "split"
     seed: int = 0
     shuffle: bool = True
     epochs: int | None = None
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, self.bounds)
-        if not is_switch(self.shuffle):
+        problems = coerce_int_fields(self, self.bounds)
+        if not is_bool(self.shuffle):
             problems.append(f"shuffle: {self.shuffle!r} is neither True nor False")
         if self.epochs is not None and self.steps is not None:
             problems.append(
                 f"steps: {self.steps} and epochs: {self.epochs} exclude each other; give one"
             )
         if not isinstance(self.packing, str) or not is_strategy(self.packing):
-            hint = nearest(str(self.packing), STRATEGIES)
+            hint = suggest(str(self.packing), STRATEGIES)
             problems.append(f"packing: {self.packing!r} is none of {', '.join(STRATEGIES)}{hint}")
-        for name, known in (("overlong", Overlong), ("last", Last)):
+        for name, known in (("overlong", OverlongMode), ("last", LastStepPolicy)):
             value, options = getattr(self, name), known.__args__  # type: ignore[attr-defined]
             if value not in options:
                 problems.append(
-                    f"{name}: {value!r} is none of {', '.join(options)}{nearest(str(value), options)}"
+                    f"{name}: {value!r} is none of {', '.join(options)}{suggest(str(value), options)}"
                 )
         wrong = {problem.split(":")[0] for problem in problems}
         if not wrong & {"pool_size", "block"} and self.block and self.pool_size % self.block:
@@ -121,7 +121,7 @@ class PlanSpec(PackingOptions):
         if not wrong & {"lanes", "global_batch_size"} and self.global_batch_size % self.lanes:
             problems.append(
                 f"lanes: {self.lanes} does not divide global_batch_size {self.global_batch_size}; the largest "
-                f"below it that does is {nearest_divisor(self.global_batch_size, self.lanes)}"
+                f"below it that does is {find_nearest_divisor(self.global_batch_size, self.lanes)}"
             )
         if not wrong & {"align", "seq_len"} and self.seq_len % self.align:
             below = self.seq_len // self.align * self.align
@@ -131,16 +131,16 @@ class PlanSpec(PackingOptions):
             )
         if self.steps is not None and not wrong & {"steps", "global_batch_size"}:
             positions = self.steps * self.global_batch_size
-            if positions > MOST_POSITIONS:
+            if positions > MAX_POSITIONS:
                 problems.append(
                     f"steps: {self.steps} of global_batch_size {self.global_batch_size} are {positions} sequences, "
-                    f"more than {MOST_POSITIONS}; lower one of the two"
+                    f"more than {MAX_POSITIONS}; lower one of the two"
                 )
         if self.group_by_length and "group_by_length" not in wrong:
-            problems += self._ungroupable(wrong)
+            problems += self._list_grouping_problems(wrong)
         raise_problems(problems)
 
-    def _ungroupable(self, wrong: set[str]) -> list[str]:
+    def _list_grouping_problems(self, wrong: set[str]) -> list[str]:
         """Why rows cannot be grouped by their length."""
         problems = []
         if self.packing != "none" and "packing" not in wrong:
@@ -154,7 +154,7 @@ class PlanSpec(PackingOptions):
                 "lanes=1, or leave it out"
             )
         if "global_batch_size" not in wrong:
-            problems += large_window(self.group_by_length, self.global_batch_size)
+            problems += list_window_problems(self.group_by_length, self.global_batch_size)
         return problems
 
     def identity_fields(self) -> dict[str, Any]:
@@ -162,17 +162,19 @@ class PlanSpec(PackingOptions):
         plain = to_plain(self)
         # States that were written before list the options behind the others.
         options = {field.name: plain.pop(field.name) for field in fields(PackingOptions)}
-        return {**plain, **options, "packing": packing_identity(self.packing)}
+        return {**plain, **options, "packing": strategy_to_identity(self.packing)}
 
     def with_pools_for(self, sources: int) -> "PlanSpec":
         """The same with the size of its pools chosen, for so many sources."""
         if self.pool_size:
             return self
-        size = SMALL_POOL_SIZE if max(sources, self.lanes) > MANY else POOL_SIZE
+        size = SMALL_POOL_SIZE if max(sources, self.lanes) > MANY_SOURCES else POOL_SIZE
         # A block that was asked for is never cut.
         return replace(self, pool_size=-(-size // max(self.block, 1)) * max(self.block, 1))
 
-    def for_source(self, seq_len: int, seed: int | None, overlong: Overlong | None) -> "PlanSpec":
+    def with_source_settings(
+        self, seq_len: int, seed: int | None, overlong: OverlongMode | None
+    ) -> "PlanSpec":
         """The same for one source, with what is said of it alone."""
         own = replace(self, seq_len=seq_len, overlong=overlong or self.overlong)
         return own if seed is None else replace(own, seed=seed)
@@ -181,22 +183,26 @@ class PlanSpec(PackingOptions):
         """The block used for a source of so many documents."""
         if self.block:
             return self.block
-        return BLOCK if documents >= BLOCKS_FROM and self.pool_size % BLOCK == 0 else 1
+        return (
+            BLOCK_DOCUMENTS
+            if documents >= MIN_BLOCKED_DOCUMENTS and self.pool_size % BLOCK_DOCUMENTS == 0
+            else 1
+        )
 
 
-def large_window(steps: int, global_batch_size: int) -> list[str]:
+def list_window_problems(steps: int, global_batch_size: int) -> list[str]:
     """What is said of a window whose rows would take too much memory."""
     rows = steps * global_batch_size
-    if rows <= MOST_GROUPED:
+    if rows <= MAX_GROUPED_ROWS:
         return []
-    most = MOST_GROUPED // global_batch_size
+    most = MAX_GROUPED_ROWS // global_batch_size
     sizes = f"{steps} steps of global_batch_size {global_batch_size}"
     return [
-        f"group_by_length: {sizes} are {rows} rows, more than {MOST_GROUPED}; give at most {most}"
+        f"group_by_length: {sizes} are {rows} rows, more than {MAX_GROUPED_ROWS}; give at most {most}"
     ]
 
 
-def inside_window(step: int, steps: int) -> str:
+def describe_window_conflict(step: int, steps: int) -> str:
     """What is said of a step at which nothing can change, and which can."""
     following = -(-step // steps) * steps
     return (
@@ -205,6 +211,6 @@ def inside_window(step: int, steps: int) -> str:
     )
 
 
-def nearest_divisor(number: int, most: int) -> int:
+def find_nearest_divisor(number: int, most: int) -> int:
     """The largest divisor of ``number`` that is at most ``most``."""
     return max(n for n in range(1, min(most, number) + 1) if number % n == 0)

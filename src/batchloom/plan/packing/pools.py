@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.core.fingerprint import key128
-from batchloom.core.keyed_hashing import Key, shuffled
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.plan.packing.permutation import Permutation
 from batchloom.plan.packing.plan_spec import PlanSpec
-from batchloom.plan.packing.row_order import fitted, packed_rows
-from batchloom.plan.packing.rows import Rows, aligned, reorder_rows
-from batchloom.plan.packing.strategies import ANY_ORDER, count_sequences
+from batchloom.plan.packing.row_order import fit_lengths, pack_rows
+from batchloom.plan.packing.rows import Rows, align_lengths, reorder_rows
+from batchloom.plan.packing.strategies import ORDER_FREE_STRATEGIES, count_sequences
 
 
-class Lengths(Protocol):
+class DocumentLengths(Protocol):
     """The lengths of a source's documents, in tokens."""
 
     @property
@@ -32,7 +32,7 @@ class Lengths(Protocol):
 
 
 @runtime_checkable
-class Layered(Protocol):
+class LayeredLengths(Protocol):
     """Lengths that say how many documents each generation of their store added."""
 
     @property
@@ -42,7 +42,7 @@ class Layered(Protocol):
 
 
 @runtime_checkable
-class Chosen(Protocol):
+class PartialLengths(Protocol):
     """Lengths under which some documents alone are served, since those of all others are 0."""
 
     @property
@@ -51,11 +51,11 @@ class Chosen(Protocol):
         ...
 
 
-_STRETCH = 1 << 20
+_CHUNK_DOCUMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ExcludedDocuments:
     """What a plan keeps out of every epoch: whole documents, and tokens (those of truncated ones too)."""
 
     documents: int
@@ -63,7 +63,7 @@ class LeftOut:
 
 
 @final
-class _Layer:
+class _GenerationPools:
     """The pools of the documents that one generation added.
 
     Attributes:
@@ -116,15 +116,15 @@ class Pools:
         "layers",
     )
 
-    def __init__(self, lengths: Lengths, spec: PlanSpec, source: str) -> None:
+    def __init__(self, lengths: DocumentLengths, spec: PlanSpec, source: str) -> None:
         self._lengths, self._spec, self._source = lengths, spec, source
         self.documents = lengths.size
-        self.chosen = lengths.chosen if isinstance(lengths, Chosen) else lengths.size
-        self.layers = lengths.layers if isinstance(lengths, Layered) else (lengths.size,)
-        self._layers: list[_Layer] = []
+        self.chosen = lengths.chosen if isinstance(lengths, PartialLengths) else lengths.size
+        self.layers = lengths.layers if isinstance(lengths, LayeredLengths) else (lengths.size,)
+        self._layers: list[_GenerationPools] = []
         first = self.count = 0
         for number, documents in enumerate(self.layers):
-            layer = _Layer(first, documents, self.count, spec)
+            layer = _GenerationPools(first, documents, self.count, spec)
             if spec.shuffle:
                 size = -(-documents // layer.block)
                 layer.blocks = Permutation(size, self._key("blocks", layer=number))
@@ -132,17 +132,17 @@ class Pools:
             first, self.count = first + documents, self.count + layer.count
         self.blocks = tuple(layer.block for layer in self._layers)
 
-    def _key(self, purpose: str, epoch: int = -1, pool: int = -1, layer: int = 0) -> Key:
+    def _key(self, purpose: str, epoch: int = -1, pool: int = -1, layer: int = 0) -> HashKey:
         """A key; those of the first layer do not name it, so that they are the same in any generation."""
         further = (layer,) if layer else ()
-        return key128(self._spec.seed, self._source, purpose, epoch, pool, *further)
+        return derive_key(self._spec.seed, self._source, purpose, epoch, pool, *further)
 
-    def _pool_key(self, purpose: str, pool: int, epoch: int = -1) -> Key:
+    def _pool_key(self, purpose: str, pool: int, epoch: int = -1) -> HashKey:
         """The key of a purpose of one pool, which is numbered inside its layer."""
-        number = self._layer_of(pool)
+        number = self._find_layer(pool)
         return self._key(purpose, epoch, pool - self._layers[number].first_pool, number)
 
-    def _layer_of(self, pool: int) -> int:
+    def _find_layer(self, pool: int) -> int:
         return bisect_right(self._layers, pool, key=lambda layer: layer.first_pool) - 1
 
     def members(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
@@ -152,14 +152,16 @@ class Pools:
             pool: its number.
             most: about so many are enough: those of its first blocks.
         """
-        layer, members = self._drawn(pool, most)
+        layer, members = self._draw_members(pool, most)
         if layer.block == 1:
             return members
-        return members[shuffled(len(members), self._pool_key("members", pool))]
+        return members[shuffle_range(len(members), self._pool_key("members", pool))]
 
-    def _drawn(self, pool: int, most: int | None = None) -> tuple[_Layer, NDArray[np.int64]]:
+    def _draw_members(
+        self, pool: int, most: int | None = None
+    ) -> tuple[_GenerationPools, NDArray[np.int64]]:
         """The documents of a pool as their blocks were drawn, before they are shuffled among each other."""
-        layer, size = self._layers[self._layer_of(pool)], self._spec.pool_size
+        layer, size = self._layers[self._find_layer(pool)], self._spec.pool_size
         place = pool - layer.first_pool
         taken = min(size, most or size)
         if layer.blocks is None:
@@ -173,7 +175,7 @@ class Pools:
         members = (chosen[:, None] * layer.block + np.arange(layer.block)).ravel()
         return layer, members[members < layer.documents] + layer.first
 
-    def pool_of(self, document: int) -> int:
+    def find_pool(self, document: int) -> int:
         """The pool a document is packed in."""
         number = bisect_right(self._layers, document, key=lambda layer: layer.first) - 1
         layer = self._layers[number]
@@ -182,9 +184,9 @@ class Pools:
             block = int(layer.blocks.places(np.array([block]))[0])
         return layer.first_pool + block * layer.block // self._spec.pool_size
 
-    def fitted_of(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
+    def fit_members(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Lengths of documents as they are packed: what ``overlong`` leaves of each, int64 [N]."""
-        return fitted(self._lengths.take(members), self._spec)
+        return fit_lengths(self._lengths.take(members), self._spec)
 
     def refuse_overlong(self) -> None:
         """Raise PlanError that names the first document longer than ``seq_len``, if there is one."""
@@ -197,7 +199,7 @@ class Pools:
                     "overlong='split', 'drop' or 'truncate'."
                 )
 
-    def left_out(self) -> LeftOut:
+    def left_out(self) -> ExcludedDocuments:
         """Whole documents and tokens that ``overlong`` keeps out of every epoch."""
         documents = tokens = 0
         seq_len, overlong = self._spec.seq_len, self._spec.overlong
@@ -206,7 +208,7 @@ class Pools:
                 long = lengths[lengths > seq_len].astype(np.int64)
                 documents += long.size if overlong == "drop" else 0
                 tokens += int(long.sum()) - (0 if overlong == "drop" else seq_len * long.size)
-        return LeftOut(documents, tokens)
+        return ExcludedDocuments(documents, tokens)
 
     def longest(self) -> int:
         """Tokens of the longest document."""
@@ -214,23 +216,30 @@ class Pools:
 
     def _stretches(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         """All lengths in store order, a bounded number at a time, each with its first document."""
-        for start in range(0, self.documents, _STRETCH):
-            yield start, self._lengths.take(np.arange(start, min(start + _STRETCH, self.documents)))
+        for start in range(0, self.documents, _CHUNK_DOCUMENTS):
+            yield (
+                start,
+                self._lengths.take(np.arange(start, min(start + _CHUNK_DOCUMENTS, self.documents))),
+            )
 
     def count_sequences(self, pool: int) -> int:
         """Number of sequences a pool packs into; the same in every epoch."""
         # How many there are hangs on the order of the documents only where they are packed as they come.
-        members = self._drawn(pool)[1] if self._spec.packing in ANY_ORDER else self.members(pool)
-        return self.packed_count(self.fitted_of(members))
+        members = (
+            self._draw_members(pool)[1]
+            if self._spec.packing in ORDER_FREE_STRATEGIES
+            else self.members(pool)
+        )
+        return self.count_packed(self.fit_members(members))
 
-    def packed_count(self, fitted: NDArray[np.int64]) -> int:
+    def count_packed(self, fitted: NDArray[np.int64]) -> int:
         """Number of sequences that documents of these lengths, as they are packed, make by themselves."""
-        taken = aligned(fitted, self._spec.align)
+        taken = align_lengths(fitted, self._spec.align)
         return count_sequences(taken, self._spec.seq_len, self._spec.packing)
 
     def fitted(self, pool: int, most: int | None = None) -> NDArray[np.int64]:
         """Lengths of the documents of a pool as they are packed, int64 [N]; ``most`` as of :meth:`members`."""
-        return self.fitted_of(self.members(pool, most))
+        return self.fit_members(self.members(pool, most))
 
     def layers_identity(self) -> dict[str, list[list[int]]]:
         """Documents and block of each layer, where there are several: pools end with them."""
@@ -241,17 +250,17 @@ class Pools:
         """The pools in the order an epoch takes them, int64 [count]."""
         if not self._spec.shuffle:
             return np.arange(self.count)
-        return shuffled(self.count, self._key("pools", epoch))
+        return shuffle_range(self.count, self._key("pools", epoch))
 
     def rows(self, pool: int, epoch: int) -> Rows:
         """All rows of a pool in the order an epoch takes them."""
         members = self.members(pool)
         keys = (self._pool_key("spans", pool), self._pool_key("sequences", pool, epoch))
-        return packed_rows(
-            members, np.zeros_like(members), self.fitted_of(members), self._spec, keys
+        return pack_rows(
+            members, np.zeros_like(members), self.fit_members(members), self._spec, keys
         )
 
-    def rows_again(self, rows: Rows, pool: int, before: int, epoch: int) -> Rows:
+    def rebuild_rows(self, rows: Rows, pool: int, before: int, epoch: int) -> Rows:
         """What :meth:`rows` gives for an epoch, from those of another one: the packs are the same.
 
         Args:
@@ -263,7 +272,9 @@ class Pools:
         if not self._spec.shuffle:
             return rows
         place = np.empty(len(rows), np.int64)
-        place[shuffled(len(rows), self._pool_key("sequences", pool, before))] = np.arange(len(rows))
+        place[shuffle_range(len(rows), self._pool_key("sequences", pool, before))] = np.arange(
+            len(rows)
+        )
         return reorder_rows(
-            rows, place[shuffled(len(rows), self._pool_key("sequences", pool, epoch))]
+            rows, place[shuffle_range(len(rows), self._pool_key("sequences", pool, epoch))]
         )

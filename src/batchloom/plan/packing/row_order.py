@@ -3,16 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.fingerprint import key128
-from batchloom.core.keyed_hashing import Key, keyed_hashes, shuffled
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.keyed_hashing import HashKey, hash_indices, shuffle_range
 from batchloom.plan.packing.plan_spec import PlanSpec
-from batchloom.plan.packing.rows import Rows, aligned, reorder_rows
-from batchloom.plan.packing.strategies import Packed, pack
+from batchloom.plan.packing.rows import Rows, align_lengths, reorder_rows
+from batchloom.plan.packing.strategies import PackingResult, pack
 
 Ints = NDArray[np.int64]
 
 
-def fitted(lengths: NDArray[np.uint32], spec: PlanSpec) -> Ints:
+def fit_lengths(lengths: NDArray[np.uint32], spec: PlanSpec) -> Ints:
     """Lengths as they are packed: what ``overlong`` leaves of each document, int64 [N]."""
     found = lengths.astype(np.int64)
     if spec.overlong == "truncate":
@@ -22,8 +22,8 @@ def fitted(lengths: NDArray[np.uint32], spec: PlanSpec) -> Ints:
     return found
 
 
-def packed_rows(
-    documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys: tuple[Key, Key]
+def pack_rows(
+    documents: Ints, firsts: Ints, lengths: Ints, spec: PlanSpec, keys: tuple[HashKey, HashKey]
 ) -> Rows:
     """Pack stretches of documents, and put spans and rows into the order of their keyed hashes.
 
@@ -35,10 +35,10 @@ def packed_rows(
             document.
         keys: of the spans inside a row, and of the rows.
     """
-    room = aligned(lengths, spec.align)
+    room = align_lengths(lengths, spec.align)
     packed = pack(room, spec.seq_len, spec.packing)
-    served = shuffled(packed.count, keys[1]) if spec.shuffle else np.arange(packed.count)
-    order = _span_order(packed, served, spec, keys[0])
+    served = shuffle_range(packed.count, keys[1]) if spec.shuffle else np.arange(packed.count)
+    order = _order_spans(packed, served, spec, keys[0])
     taken, starts, sizes = packed.items[order], packed.starts[order], packed.lengths[order]
     pointers = np.zeros(packed.count + 1, np.int64)
     np.cumsum(np.bincount(packed.sequences, minlength=packed.count)[served], out=pointers[1:])
@@ -59,7 +59,7 @@ def packed_rows(
     return reorder_rows(rows, np.lexsort((rows.starts[first], rows.documents[first])))
 
 
-def repacked_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, ...]) -> Rows:
+def repack_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, ...]) -> Rows:
     """What is left of a pool, packed anew under another spec; neighbouring pieces of a document are one again.
 
     Nothing of it is left out as too long: what a pool once held is served.
@@ -76,12 +76,12 @@ def repacked_rows(left: Rows, name: str, spec: PlanSpec, place: tuple[int, ...])
     first = np.flatnonzero(np.concatenate([np.ones(min(len(order), 1), bool), ~joins]))
     sizes = np.add.reduceat(lengths, first) if len(first) else lengths
     keys = [
-        key128(spec.seed, name, purpose, *place) for purpose in ("rest spans", "rest sequences")
+        derive_key(spec.seed, name, purpose, *place) for purpose in ("rest spans", "rest sequences")
     ]
-    return packed_rows(documents[first], starts[first], sizes, spec, (keys[0], keys[1]))
+    return pack_rows(documents[first], starts[first], sizes, spec, (keys[0], keys[1]))
 
 
-def _span_order(packed: Packed, served: Ints, spec: PlanSpec, key: Key) -> Ints:
+def _order_spans(packed: PackingResult, served: Ints, spec: PlanSpec, key: HashKey) -> Ints:
     """Spans row by row, the rows as they are served; inside a row shuffled, or as in the store."""
     items, turns = packed.items, np.empty(packed.count, np.int64)
     turns[served] = np.arange(packed.count)
@@ -96,7 +96,7 @@ def _span_order(packed: Packed, served: Ints, spec: PlanSpec, key: Key) -> Ints:
     # One sort of (row, hash, index) in a single integer is several times a lexsort. Two
     # pieces of one document never share a row, so the item's hash alone orders them.
     bits = max(len(rows) - 1, 1).bit_length()
-    hashes = keyed_hashes(items, key)
+    hashes = hash_indices(items, key)
     free = 64 - bits - row_bits
     keys = (rows.astype(np.uint64) << np.uint64(64 - row_bits)) if row_bits else np.uint64(0)
     keys = keys | ((hashes >> np.uint64(64 - free)) << np.uint64(bits))

@@ -41,14 +41,14 @@ class Rows:
         return replace(self, banned=banned)
 
 
-def named(rows: Rows, source: int) -> Rows:
+def set_source(rows: Rows, source: int) -> Rows:
     """The same rows, all of the source of this number."""
     if not source:
         return rows
     return replace(rows, sources=np.full(len(rows.sources), source, np.int32))
 
 
-def aligned(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
+def align_lengths(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
     """What lengths take of their rows: each rounded up to a multiple of ``align``."""
     return lengths if align == 1 else -(-lengths // align) * align
 
@@ -97,16 +97,16 @@ def join_rows(pieces: list[Rows], count: int) -> Rows:
     pointers[row + 1 :] = pointers[row]
     return Rows(
         pointers,
-        _joined([piece.sources for piece in pieces], np.int32),
-        _joined([piece.documents for piece in pieces], np.int64),
-        _joined([piece.starts for piece in pieces], np.int64),
-        _joined([piece.lengths for piece in pieces], np.int64),
-        _joined([piece.places for piece in pieces], np.int64),
-        _joined_bans(pieces),
+        _concatenate([piece.sources for piece in pieces], np.int32),
+        _concatenate([piece.documents for piece in pieces], np.int64),
+        _concatenate([piece.starts for piece in pieces], np.int64),
+        _concatenate([piece.lengths for piece in pieces], np.int64),
+        _concatenate([piece.places for piece in pieces], np.int64),
+        _join_bans(pieces),
     )
 
 
-def _joined_bans(pieces: list[Rows]) -> NDArray[np.bool_] | None:
+def _join_bans(pieces: list[Rows]) -> NDArray[np.bool_] | None:
     if all(piece.banned is None for piece in pieces):
         return None
     return np.concatenate(
@@ -114,5 +114,5 @@ def _joined_bans(pieces: list[Rows]) -> NDArray[np.bool_] | None:
     )
 
 
-def _joined(arrays: list[NDArray[T]], dtype: type[T]) -> NDArray[T]:
+def _concatenate(arrays: list[NDArray[T]], dtype: type[T]) -> NDArray[T]:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype)

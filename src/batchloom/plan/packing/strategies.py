@@ -21,16 +21,16 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-Lengths = NDArray[np.int64]
+ItemLengths = NDArray[np.int64]
 
 
 # Up to this size windows are packed together: above, each by itself is faster.
-_SMALL_WINDOW = 1024
-_AT_ONCE = 1 << 16
+_MAX_SMALL_WINDOW = 1024
+_BATCH_WINDOWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackingResult:
     """Where each item of a pool went, in the order of the items given [N].
 
     Attributes:
@@ -51,18 +51,18 @@ class Packed:
 # (capacity, bins, each, room): ``each`` items go into each of the ``bins`` sequences that have
 # waited longest with ``capacity`` tokens of room; they wait on with ``room``. A plain tuple:
 # thousands are made for each pool.
-Move = tuple[int, int, int, int]
+BestFitMove = tuple[int, int, int, int]
 
 
-def best_fit_moves(
+def compute_best_fit_moves(
     histogram: list[tuple[int, int]], seq_len: int, *, counted: bool = False
-) -> tuple[int, list[Move]]:
+) -> tuple[int, list[BestFitMove]]:
     """Best-fit decreasing over (length, how many) from the longest down.
 
     Returns the number of sequences and the moves (none where they are only counted), which take the items
     in the order of the histogram. Sequences wait in one queue for each capacity; new ones join that of ``seq_len``.
     """
-    moves: list[Move] = []
+    moves: list[BestFitMove] = []
     waiting = [0] * (seq_len + 1)
     # Which capacities have sequences waiting, a byte each: the smallest that fits is one search of the processor's.
     waits = bytearray(seq_len + 1)
@@ -97,19 +97,19 @@ def best_fit_moves(
     return count, moves
 
 
-def _histogram(lengths: Lengths) -> list[tuple[int, int]]:
+def _count_lengths(lengths: ItemLengths) -> list[tuple[int, int]]:
     counts = np.bincount(lengths)
     present = np.flatnonzero(counts)[::-1]
     return list(zip(present.tolist(), counts[present].tolist(), strict=True))
 
 
-def _best_fit_count(lengths: Lengths, seq_len: int) -> int:
-    return best_fit_moves(_histogram(lengths), seq_len, counted=True)[0]
+def _count_best_fit(lengths: ItemLengths, seq_len: int) -> int:
+    return compute_best_fit_moves(_count_lengths(lengths), seq_len, counted=True)[0]
 
 
-def _best_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
+def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
     """The sequence of each item; equal lengths are taken in the order given."""
-    count, moves = best_fit_moves(_histogram(lengths), seq_len)
+    count, moves = compute_best_fit_moves(_count_lengths(lengths), seq_len)
     table = np.fromiter(chain.from_iterable(moves), np.int64, 4 * len(moves)).reshape(-1, 4)
     entered = np.bincount(table[:, 3], table[:, 1], seq_len + 1).astype(np.int64)
     entered[seq_len] = count
@@ -130,11 +130,11 @@ def _best_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
     place += np.arange(len(place))
     taken = np.frombuffer(queues, np.int64)[place].repeat(table[:, 2].repeat(bins))
     sequences = np.empty(len(lengths), np.int64)
-    sequences[longest_first(lengths)] = taken
+    sequences[argsort_longest_first(lengths)] = taken
     return count, sequences
 
 
-def longest_first(lengths: Lengths) -> NDArray[np.int64]:
+def argsort_longest_first(lengths: ItemLengths) -> NDArray[np.int64]:
     """Indices from the longest item to the shortest, equal lengths in the order given."""
     longest = int(lengths.max(initial=0))
     if longest < 1 << 16:
@@ -147,7 +147,7 @@ def longest_first(lengths: Lengths) -> NDArray[np.int64]:
     return keys & ((1 << bits) - 1)
 
 
-def _first_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
+def _pack_first_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
     """Each item, in the order given, into the lowest-numbered sequence that has room.
 
     A tournament tree over the room of all sequences finds it in log2(items) steps.
@@ -174,7 +174,9 @@ def _first_fit(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
     return max(sequences, default=-1) + 1, np.array(sequences, np.int64)
 
 
-def _sliding_window(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
+def _pack_sliding_window(
+    lengths: ItemLengths, seq_len: int, *, size: int
+) -> tuple[int, NDArray[np.int64]]:
     """Fill one sequence after the other from a window that slides over the items.
 
     The window holds the first ``size`` items that are in no sequence yet, and the next one enters as soon
@@ -224,13 +226,13 @@ def _sliding_window(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, 
     return len(ends), sequences
 
 
-def _separate_windows(size: int) -> Callable[[Lengths, int], tuple[int, NDArray[np.int64]]]:
+def _make_window_packer(size: int) -> Callable[[ItemLengths, int], tuple[int, NDArray[np.int64]]]:
     """Best fit inside each window of ``size`` consecutive items."""
-    assign, stretch = _best_fit, size
-    if size <= _SMALL_WINDOW:
-        assign, stretch = partial(_small_windows, size=size), _AT_ONCE // size * size
+    assign, stretch = _pack_best_fit, size
+    if size <= _MAX_SMALL_WINDOW:
+        assign, stretch = partial(_pack_small_windows, size=size), _BATCH_WINDOWS // size * size
 
-    def pack_windows(lengths: Lengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
+    def pack_windows(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
         sequences = np.empty(len(lengths), np.int64)
         total = 0
         for start in range(0, len(lengths), stretch):
@@ -242,8 +244,10 @@ def _separate_windows(size: int) -> Callable[[Lengths, int], tuple[int, NDArray[
     return pack_windows
 
 
-def _small_windows(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
-    """What ``_best_fit`` gives in each window, in all windows at once, an item of each a step."""
+def _pack_small_windows(
+    lengths: ItemLengths, seq_len: int, *, size: int
+) -> tuple[int, NDArray[np.int64]]:
+    """What ``_pack_best_fit`` gives in each window, in all windows at once, an item of each a step."""
     windows = -(-len(lengths) // size)
     bits, columns = size.bit_length(), np.arange(windows)
     low, high = np.uint64((1 << bits) - 1), np.uint64(2 * bits)
@@ -270,11 +274,11 @@ def _small_windows(lengths: Lengths, seq_len: int, *, size: int) -> tuple[int, N
     return int(counts.sum()), sequences.ravel()[: len(lengths)]
 
 
-def _alone(lengths: Lengths, _seq_len: int) -> tuple[int, NDArray[np.int64]]:
+def _pack_alone(lengths: ItemLengths, _seq_len: int) -> tuple[int, NDArray[np.int64]]:
     return len(lengths), np.arange(len(lengths))
 
 
-def _wrap(lengths: Lengths, seq_len: int) -> Packed:
+def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
     """Concatenate and cut: every sequence but the last is full."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
@@ -283,7 +287,7 @@ def _wrap(lengths: Lengths, seq_len: int) -> Packed:
     begins, bounds = bounds[:-1], bounds[1:]
     begins, bounds = begins[begins < bounds], bounds[begins < bounds]
     items = np.searchsorted(ends, begins, side="right")
-    return Packed(
+    return PackingResult(
         count=-(-total // seq_len),
         items=items,
         starts=begins - (ends[items] - lengths[items]),
@@ -292,42 +296,44 @@ def _wrap(lengths: Lengths, seq_len: int) -> Packed:
     )
 
 
-_WINDOW = re.compile(r"window_([1-9][0-9]{0,6})(@1)?")
+_WINDOW_PATTERN = re.compile(r"window_([1-9][0-9]{0,6})(@1)?")
 # Their number of sequences follows from which lengths there are, in whatever order.
-ANY_ORDER = frozenset({"best_fit", "wrap", "none"})
+ORDER_FREE_STRATEGIES = frozenset({"best_fit", "wrap", "none"})
 STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 
 def is_strategy(name: str) -> bool:
     """Whether ``name`` is a packing strategy (``window_N`` for any N from 1 to 9,999,999)."""
-    return name in ("best_fit", "wrap", "first_fit", "none") or bool(_WINDOW.fullmatch(name))
+    return name in ("best_fit", "wrap", "first_fit", "none") or bool(
+        _WINDOW_PATTERN.fullmatch(name)
+    )
 
 
-def packing_identity(strategy: str) -> str:
+def strategy_to_identity(strategy: str) -> str:
     """Return the name of a strategy in fingerprints, which tells its versions apart.
 
     Fingerprints of the time before ``window_N`` had a second version have its bare name for the first.
     """
-    window = _WINDOW.fullmatch(strategy)
+    window = _WINDOW_PATTERN.fullmatch(strategy)
     if not window:
         return strategy
     return f"window_{window[1]}" if window[2] else f"window_{window[1]}@2"
 
 
-def packing_from_identity(name: str) -> str:
-    """Return the strategy that has this name in fingerprints; the inverse of :func:`packing_identity`."""
-    return f"{name}@1" if _WINDOW.fullmatch(name) else name.removesuffix("@2")
+def strategy_from_identity(name: str) -> str:
+    """Return the strategy that has this name in fingerprints; the inverse of :func:`strategy_to_identity`."""
+    return f"{name}@1" if _WINDOW_PATTERN.fullmatch(name) else name.removesuffix("@2")
 
 
-def _assigner(strategy: str) -> Callable[[Lengths, int], tuple[int, NDArray[np.int64]]]:
-    window = _WINDOW.fullmatch(strategy)
+def _choose_assigner(strategy: str) -> Callable[[ItemLengths, int], tuple[int, NDArray[np.int64]]]:
+    window = _WINDOW_PATTERN.fullmatch(strategy)
     if window:
         size = int(window[1])
-        return _separate_windows(size) if window[2] else partial(_sliding_window, size=size)
-    return {"best_fit": _best_fit, "first_fit": _first_fit, "none": _alone}[strategy]
+        return _make_window_packer(size) if window[2] else partial(_pack_sliding_window, size=size)
+    return {"best_fit": _pack_best_fit, "first_fit": _pack_first_fit, "none": _pack_alone}[strategy]
 
 
-def count_sequences(lengths: Lengths, seq_len: int, strategy: str) -> int:
+def count_sequences(lengths: ItemLengths, seq_len: int, strategy: str) -> int:
     """How many sequences :func:`pack` makes of these lengths (int64 [N], each at least 0)."""
     if strategy == "wrap":
         return -(-int(lengths.sum()) // seq_len)
@@ -337,11 +343,11 @@ def count_sequences(lengths: Lengths, seq_len: int, strategy: str) -> int:
     if strategy == "none":
         return whole + len(rest)
     if strategy == "best_fit":
-        return whole + _best_fit_count(rest, seq_len)
-    return whole + _assigner(strategy)(rest, seq_len)[0]
+        return whole + _count_best_fit(rest, seq_len)
+    return whole + _choose_assigner(strategy)(rest, seq_len)[0]
 
 
-def pack(lengths: Lengths, seq_len: int, strategy: str) -> Packed:
+def pack(lengths: ItemLengths, seq_len: int, strategy: str) -> PackingResult:
     """Pack items of the given lengths into sequences of at most ``seq_len`` tokens.
 
     An item longer than ``seq_len`` is cut: its whole sequences stand alone, its rest is packed
@@ -353,17 +359,17 @@ def pack(lengths: Lengths, seq_len: int, strategy: str) -> Packed:
         strategy: one of ``STRATEGIES``.
     """
     if strategy == "wrap":
-        return _wrap(lengths, seq_len)
+        return _pack_wrap(lengths, seq_len)
     items = np.flatnonzero(lengths % seq_len)
-    count, sequences = _assigner(strategy)(lengths[items] % seq_len, seq_len)
+    count, sequences = _choose_assigner(strategy)(lengths[items] % seq_len, seq_len)
     whole = lengths // seq_len
     starts = whole[items] * seq_len
     rest = lengths[items] - starts
     if not whole.any():
-        return Packed(count, items, starts, rest, sequences)
+        return PackingResult(count, items, starts, rest, sequences)
     cut = np.repeat(np.arange(len(lengths)), whole)
     piece = np.arange(len(cut)) - np.repeat(np.cumsum(whole) - whole, whole)
-    return Packed(
+    return PackingResult(
         count=count + len(cut),
         items=np.concatenate([items, cut]),
         starts=np.concatenate([starts, piece * seq_len]),

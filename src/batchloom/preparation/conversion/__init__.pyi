@@ -1,2 +1,2 @@
-from .output_columns import as_row as as_row
-from .row_conversion import Converted as Converted
+from .output_columns import coerce_row as coerce_row
+from .row_conversion import ConversionResult as ConversionResult

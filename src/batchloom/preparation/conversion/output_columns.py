@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from batchloom.chat.schema import listed, value_at
+from batchloom.chat.schema import format_columns, get_column_value
 from batchloom.core.errors import SchemaError, UnusableRecordError
-from batchloom.core.settings import nearest, shown
+from batchloom.core.settings import quote_value, suggest
 
 Row = dict[str, Any]
-Choose = Callable[[Row], Row]
+RowMapper = Callable[[Row], Row]
 
 
-def as_row(value: Any) -> Row:
+def coerce_row(value: Any) -> Row:
     """What a reader gives as a row: a text is a row of one column."""
     return {"text": value} if isinstance(value, str) else value
 
 
-def chooser(mapping: Mapping[str, str], columns: Sequence[str] | None) -> Choose | None:
+def make_row_mapper(mapping: Mapping[str, str], columns: Sequence[str] | None) -> RowMapper | None:
     """What makes a row of the output of a row of the input; None where rows stay as they are.
 
     It raises UnusableRecordError where a role would hide another column.
@@ -31,7 +31,7 @@ def chooser(mapping: Mapping[str, str], columns: Sequence[str] | None) -> Choose
     roles = {column: role for role, column in mapping.items()}
 
     def choose(row: Row) -> Row:
-        made = _renamed(row, roles) if roles else row
+        made = _rename_columns(row, roles) if roles else row
         if columns is None:
             return made
         return {name: made[name] for name in columns if name in made}
@@ -39,28 +39,28 @@ def chooser(mapping: Mapping[str, str], columns: Sequence[str] | None) -> Choose
     return choose
 
 
-def _renamed(row: Row, roles: Mapping[str, str]) -> Row:
+def _rename_columns(row: Row, roles: Mapping[str, str]) -> Row:
     names = [roles.get(name, name) for name in row]
     made = dict(zip(names, row.values(), strict=True))
     if len(made) < len(names):
-        raise _hidden(next(name for name in names if names.count(name) > 1))
+        raise _column_conflict_error(next(name for name in names if names.count(name) > 1))
     for column, role in roles.items():
-        value = None if column in row else value_at(row, column)
+        value = None if column in row else get_column_value(row, column)
         if value is not None:
             if role in made:
-                raise _hidden(role)
+                raise _column_conflict_error(role)
             made[role] = value
     return made
 
 
-def _hidden(role: str) -> UnusableRecordError:
+def _column_conflict_error(role: str) -> UnusableRecordError:
     return UnusableRecordError(
         f"there is a column {role!r} already beside the one mapped to it; map that one to another role, "
         "or rename it first"
     )
 
 
-def column_problems(mapping: Mapping[str, str], columns: object) -> list[str]:
+def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[str]:
     """What is wrong with the columns asked for, one sentence each, before any row is seen."""
     problems = [
         f"map.{role}: names no column; leave {role}= out" for role in mapping if not mapping[role]
@@ -78,7 +78,7 @@ def column_problems(mapping: Mapping[str, str], columns: object) -> list[str]:
         or not columns
         or not all(isinstance(name, str) for name in columns)
     ):
-        return [*problems, f"columns: {shown(columns)} is no list of the names of columns"]
+        return [*problems, f"columns: {quote_value(columns)} is no list of the names of columns"]
     renamed = {column: role for role, column in mapping.items() if column not in mapping}
     problems += [
         f"columns: {name!r} is called {renamed[name]!r} after --map; write that"
@@ -89,22 +89,25 @@ def column_problems(mapping: Mapping[str, str], columns: object) -> list[str]:
     return problems + [f"columns: {name!r} is named twice" for name in twice]
 
 
-def missing_columns(
+def find_missing_columns(
     mapping: Mapping[str, str], columns: Sequence[str] | None, rows: Iterable[Row]
 ) -> list[tuple[str, str]]:
     """Columns asked for that none of these rows has, each with the option that asks for it."""
     wanted = {("--map", column) for column in mapping.values()}
     wanted |= {("--columns", name) for name in columns or () if name not in mapping}
     for row in rows:
-        wanted -= {one for one in wanted if one[1] in row or value_at(row, one[1]) is not None}
+        wanted -= {
+            one for one in wanted if one[1] in row or get_column_value(row, one[1]) is not None
+        }
         if not wanted:
             break
     return sorted(wanted)
 
 
-def unknown_column(option: str, column: str, known: Sequence[str]) -> SchemaError:
+def unknown_column_error(option: str, column: str, known: Sequence[str]) -> SchemaError:
     """The error of a column that the first records lack."""
-    hint = nearest(column, known) or f"; name one of them with {option}"
+    hint = suggest(column, known) or f"; name one of them with {option}"
     return SchemaError(
-        f"no column {column!r} ({option}): the first records have {listed(known)}{hint}", known
+        f"no column {column!r} ({option}): the first records have {format_columns(known)}{hint}",
+        known,
     )

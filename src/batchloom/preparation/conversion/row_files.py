@@ -10,17 +10,17 @@ import zstandard
 from isal import igzip
 
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.wording import kind_of
+from batchloom.core.wording import describe_json_type
 from batchloom.sources.files import Compression
 
 Row = dict[str, Any]
-Refused = tuple[int, str]
+SkippedRow = tuple[int, str]
 
 
 class RowFile(Protocol):
     """Takes rows in order."""
 
-    def write(self, rows: Sequence[Row], *, nan: bool) -> list[Refused]:
+    def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:
         """Add rows at the end.
 
         Args:
@@ -35,7 +35,7 @@ class RowFile(Protocol):
         """Write what is left; the file below stays open."""
 
 
-def _line(row: Row, *, nan: bool) -> bytes:
+def _encode_row(row: Row, *, nan: bool) -> bytes:
     """A row as one line of JSON, every value as it is.
 
     Args:
@@ -48,26 +48,26 @@ def _line(row: Row, *, nan: bool) -> bytes:
     try:
         line = orjson.dumps(row, option=orjson.OPT_PASSTHROUGH_DATETIME)
     except TypeError:
-        return _slowly(row)
-    return _slowly(row) if nan and b"null" in line else line
+        return _encode_row_stdlib(row)
+    return _encode_row_stdlib(row) if nan and b"null" in line else line
 
 
-def _slowly(row: Row) -> bytes:
+def _encode_row_stdlib(row: Row) -> bytes:
     """By the standard library, which knows whole numbers of any size and refuses NaN."""
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
     except (TypeError, ValueError, RecursionError):
-        raise UnusableRecordError(_why(row)) from None
+        raise UnusableRecordError(_describe_unencodable(row)) from None
 
 
-def _why(row: Row) -> str:
+def _describe_unencodable(row: Row) -> str:
     remedy = "leave the column out with --columns, or write .parquet"
     for name, value in row.items():
         try:
             json.dumps(value, allow_nan=False).encode()
         except TypeError:
-            found = next(_unknown(value), "a value")
+            found = next(_iter_unencodable_types(value), "a value")
             return f"column {name!r} holds {found}, which JSON cannot hold; {remedy}"
         except ValueError:
             return f"column {name!r} holds NaN or infinity, which JSON cannot hold; {remedy}"
@@ -76,14 +76,14 @@ def _why(row: Row) -> str:
     return f"the row cannot be written as JSON; {remedy}"
 
 
-def _unknown(value: object) -> Any:
+def _iter_unencodable_types(value: object) -> Any:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _unknown(item)
+            yield from _iter_unencodable_types(item)
     elif not isinstance(value, str | int | float | None):
-        yield "bytes" if isinstance(value, bytes) else kind_of(value)
+        yield "bytes" if isinstance(value, bytes) else describe_json_type(value)
 
 
 @final
@@ -115,12 +115,12 @@ class JsonRowFile:
                 cast("IO[bytes]", file), closefd=False
             )
 
-    def write(self, rows: Sequence[Row], *, nan: bool) -> list[Refused]:
+    def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:
         """See :class:`RowFile`."""
         lines, refused = [], []
         for number, row in enumerate(rows):
             try:
-                lines.append(_line(row, nan=nan))
+                lines.append(_encode_row(row, nan=nan))
             except UnusableRecordError as error:
                 refused.append((number, error.reason))
         if lines:

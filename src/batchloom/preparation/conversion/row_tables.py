@@ -7,29 +7,29 @@ from typing import IO, Any, final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchloom.preparation.conversion.row_files import Refused, Row
-from batchloom.preparation.conversion.row_types import Shape, Untabular
+from batchloom.preparation.conversion.row_files import Row, SkippedRow
+from batchloom.preparation.conversion.row_types import ColumnType, UntabularError
 
 _GROUP_BYTES = 32 << 20
-_SIMPLE: dict[type, pa.DataType] = {
+_SCALAR_TYPES: dict[type, pa.DataType] = {
     bool: pa.bool_(),
     str: pa.string(),
     bytes: pa.binary(),
 }
 
 
-def schema_of(shape: Shape) -> pa.Schema:
+def build_arrow_schema(shape: ColumnType) -> pa.Schema:
     """The schema of rows of this shape.
 
     Raises:
         Untabular: Parquet cannot hold it.
     """
     if not shape.fields:
-        raise Untabular((), "the rows have no column at all")
-    return pa.schema([(name, _type(one, (name,))) for name, one in shape.fields.items()])
+        raise UntabularError((), "the rows have no column at all")
+    return pa.schema([(name, _arrow_type(one, (name,))) for name, one in shape.fields.items()])
 
 
-def _type(shape: Shape, path: tuple[str, ...]) -> pa.DataType:
+def _arrow_type(shape: ColumnType, path: tuple[str, ...]) -> pa.DataType:
     kinds = set(shape.kinds)
     if not kinds:
         return pa.null()
@@ -38,12 +38,14 @@ def _type(shape: Shape, path: tuple[str, ...]) -> pa.DataType:
     if int in kinds:
         return pa.int64() if shape.most < 1 << 63 else pa.uint64()
     if list in kinds:
-        return pa.list_(_type(shape.items or Shape(), (*path, "[]")))
+        return pa.list_(_arrow_type(shape.items or ColumnType(), (*path, "[]")))
     if dict in kinds:
         if not shape.fields:
-            raise Untabular(path, "holds objects without any field")
-        return pa.struct([(name, _type(one, (*path, name))) for name, one in shape.fields.items()])
-    return _SIMPLE[shape.kinds[0]]
+            raise UntabularError(path, "holds objects without any field")
+        return pa.struct(
+            [(name, _arrow_type(one, (*path, name))) for name, one in shape.fields.items()]
+        )
+    return _SCALAR_TYPES[shape.kinds[0]]
 
 
 @final
@@ -61,7 +63,7 @@ class ParquetRowFile:
         self._ready: list[pa.RecordBatch] = []
         self._size = 0
 
-    def write(self, rows: Sequence[Row], *, nan: bool) -> list[Refused]:  # noqa: ARG002 - the seam's
+    def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:  # noqa: ARG002 - the seam's
         """See :class:`RowFile`; a table holds NaN as it is."""
         if rows:
             columns = [

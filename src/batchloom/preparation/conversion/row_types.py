@@ -8,11 +8,11 @@ from typing import Any, final
 from batchloom.core.errors import BatchloomError
 
 # A table of more columns, counting those inside objects, is one of objects used as dictionaries.
-MOST_COLUMNS = 10_000
+MAX_COLUMNS = 10_000
 # Whole numbers up to this are exact as fractions.
-_EXACT = 1 << 53
-_DEPTH = 64
-_CALLED = {
+_MAX_EXACT_INT = 1 << 53
+_MAX_DEPTH = 64
+_TYPE_LABELS = {
     bool: "true or false",
     int: "whole numbers",
     float: "fractions",
@@ -24,7 +24,7 @@ _CALLED = {
 
 
 @final
-class Untabular(BatchloomError):  # noqa: N818 - a finding of this module, told with its place by the caller
+class UntabularError(BatchloomError):
     """A column holds what a table cannot; holds where and why.
 
     Attributes:
@@ -41,7 +41,7 @@ class Untabular(BatchloomError):  # noqa: N818 - a finding of this module, told 
 
 
 @dataclass(slots=True)
-class Shape:
+class ColumnType:
     """What was seen of one column, of a field of its objects or of the items of its lists.
 
     Attributes:
@@ -58,9 +58,9 @@ class Shape:
     least: int = 0
     most: int = 0
     count: int = 0
-    fields: "dict[str, Shape]" = field(default_factory=dict)
+    fields: "dict[str, ColumnType]" = field(default_factory=dict)
     present: dict[str, int] = field(default_factory=dict)
-    items: "Shape | None" = None
+    items: "ColumnType | None" = None
 
     def add(self, values: Sequence[Any], path: tuple[str, ...] = ()) -> None:
         """Take more values into account.
@@ -68,8 +68,8 @@ class Shape:
         Raises:
             Untabular: they and those before have no type in common.
         """
-        if len(path) > _DEPTH:
-            raise Untabular(path[:1], f"is nested more than {_DEPTH} levels deep")
+        if len(path) > _MAX_DEPTH:
+            raise UntabularError(path[:1], f"is nested more than {_MAX_DEPTH} levels deep")
         found = dict.fromkeys(map(type, values))
         found.pop(type(None), None)
         for kind in found:
@@ -86,7 +86,7 @@ class Shape:
         if dict in found:
             self._add_objects([value for value in values if type(value) is dict], path)
         if list in self.kinds:
-            self.items = self.items or Shape()
+            self.items = self.items or ColumnType()
             within = [value for value in values if type(value) in (list, tuple)]
             self.items.add(list(chain.from_iterable(within)), (*path, "[]"))
 
@@ -98,46 +98,50 @@ class Shape:
         self.count += len(rows)
         for name, values in columns.items():
             self.present[name] = self.present.get(name, 0) + len(values)
-            self.fields.setdefault(name, Shape()).add(values, (*path, name))
-        if len(self.fields) > MOST_COLUMNS:
-            raise Untabular(path, f"holds objects of more than {MOST_COLUMNS:,} different fields")
+            self.fields.setdefault(name, ColumnType()).add(values, (*path, name))
+        if len(self.fields) > MAX_COLUMNS:
+            raise UntabularError(
+                path, f"holds objects of more than {MAX_COLUMNS:,} different fields"
+            )
 
     def _check_kinds(self, path: tuple[str, ...]) -> None:
-        unknown = [kind.__name__ for kind in self.kinds if kind not in _CALLED]
+        unknown = [kind.__name__ for kind in self.kinds if kind not in _TYPE_LABELS]
         if unknown:
-            raise Untabular(path, f"holds values of type {unknown[0]}")
+            raise UntabularError(path, f"holds values of type {unknown[0]}")
         if len(self.kinds) > 1 and set(self.kinds) != {int, float}:
-            called = " and ".join(_CALLED[kind] for kind in self.kinds)
-            raise Untabular(path, f"holds {called}")
+            called = " and ".join(_TYPE_LABELS[kind] for kind in self.kinds)
+            raise UntabularError(path, f"holds {called}")
 
     def _check_numbers(self, path: tuple[str, ...]) -> None:
         if float in self.kinds:
-            if max(-self.least, self.most) > _EXACT:
-                raise Untabular(path, "holds fractions and whole numbers too large to be fractions")
+            if max(-self.least, self.most) > _MAX_EXACT_INT:
+                raise UntabularError(
+                    path, "holds fractions and whole numbers too large to be fractions"
+                )
         elif self.most >= 1 << (64 if self.least == 0 else 63) or self.least < -(1 << 63):
-            raise Untabular(path, "holds whole numbers of more than 64 bits")
+            raise UntabularError(path, "holds whole numbers of more than 64 bits")
 
     def first_other(self, rows: Sequence[Any], path: tuple[str, ...]) -> int | None:
         """The number of the first row whose value at ``path`` is not what came first; None where none is."""
         for number, row in enumerate(rows):
-            alone = Shape()
+            alone = ColumnType()
             try:
                 alone.add([row])
-            except Untabular:
+            except UntabularError:
                 return number
             mine, usual = alone._at(path), self._at(path)
             if mine and usual and mine.kinds and mine.kinds[0] is not usual.kinds[0]:
                 return number
         return None
 
-    def _at(self, path: tuple[str, ...]) -> "Shape | None":
-        shape: Shape | None = self
+    def _at(self, path: tuple[str, ...]) -> "ColumnType | None":
+        shape: ColumnType | None = self
         for name in path:
             if shape is not None:
                 shape = shape.items if name == "[]" else shape.fields.get(name)
         return shape
 
-    def walk(self, path: tuple[str, ...] = ()) -> "Iterator[tuple[tuple[str, ...], Shape]]":
+    def walk(self, path: tuple[str, ...] = ()) -> "Iterator[tuple[tuple[str, ...], ColumnType]]":
         """This shape and all inside it, each with its path."""
         yield path, self
         for name, inner in self.fields.items():
@@ -146,28 +150,32 @@ class Shape:
             yield from self.items.walk((*path, "[]"))
 
 
-def written(path: Iterable[str]) -> str:
+def format_column_path(path: Iterable[str]) -> str:
     """A path as people write it: ``messages[].content``."""
     return ".".join(path).replace(".[]", "[]")
 
 
-def changes(shape: Shape) -> list[str]:
+def describe_type_changes(shape: ColumnType) -> list[str]:
     """What is not in the table as it was in the rows, one sentence each: nulls and fractions."""
     mixed, absent = [], []
     for path, one in shape.walk():
         if len(one.kinds) > 1:
-            mixed.append(written(path))
+            mixed.append(format_column_path(path))
         absent += [
-            written((*path, name)) for name, count in one.present.items() if count < one.count
+            format_column_path((*path, name))
+            for name, count in one.present.items()
+            if count < one.count
         ]
     notes = []
     if mixed:
-        notes.append(f"Whole numbers stand as fractions, as equals, in {_few(mixed)}.")
+        notes.append(f"Whole numbers stand as fractions, as equals, in {_format_names(mixed)}.")
     if absent:
-        notes.append(f"Null stands where rows lack {_few(absent)}; .jsonl keeps rows as they are.")
+        notes.append(
+            f"Null stands where rows lack {_format_names(absent)}; .jsonl keeps rows as they are."
+        )
     return notes
 
 
-def _few(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
     return ", ".join(map(repr, names[:5])) + more

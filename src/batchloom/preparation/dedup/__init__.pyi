@@ -1,23 +1,34 @@
-from .connected_components import components as components
-from .duplicate_count import Duplicates as Duplicates
-from .duplicate_search import DUPLICATE as DUPLICATE, find as find, gather as gather
-from .key_files import mapped as mapped
-from .line_dedup import Pieces as Pieces, Removal as Removal, piece_keys as piece_keys
+from .connected_components import find_components as find_components
+from .duplicate_count import DuplicateCounter as DuplicateCounter
+from .duplicate_search import (
+    DUPLICATE as DUPLICATE,
+    read_unit_duplicates as read_unit_duplicates,
+    search_duplicates as search_duplicates,
+)
+from .key_files import map_records as map_records
+from .line_dedup import (
+    LineDeduplicator as LineDeduplicator,
+    RepeatUnit as RepeatUnit,
+    hash_segments as hash_segments,
+)
 from .minhash import (
     MINHASH_VERSION as MINHASH_VERSION,
     NO_KEY as NO_KEY,
-    band_keys as band_keys,
-    bands_for as bands_for,
-    chance as chance,
+    choose_banding as choose_banding,
+    compute_signatures as compute_signatures,
+    match_probability as match_probability,
 )
-from .near_duplicates import read_bands as read_bands, write_band_keys as write_band_keys
-from .seen_texts import Seen as Seen, SeenTexts as SeenTexts
+from .near_duplicates import (
+    map_signatures as map_signatures,
+    write_signature_keys as write_signature_keys,
+)
+from .seen_texts import SeenBatch as SeenBatch, SeenTexts as SeenTexts
 from .sorted_keys import (
-    BAND_KEY as BAND_KEY,
     KEY as KEY,
+    SIGNATURE_KEY as SIGNATURE_KEY,
     count_keys as count_keys,
-    key_file as key_file,
-    key_records as key_records,
-    partitions_of as partitions_of,
+    count_partitions as count_partitions,
+    make_key_records as make_key_records,
+    open_key_writer as open_key_writer,
     write_keys as write_keys,
 )

@@ -19,35 +19,40 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.keyed_hashing import mix
-from batchloom.preparation.dedup.duplicate_search import DUPLICATE, duplicates
-from batchloom.preparation.dedup.key_files import mapped, records_in, touching, written
+from batchloom.core.keyed_hashing import mix_in_place
+from batchloom.preparation.dedup.duplicate_search import DUPLICATE, make_duplicate_rows
+from batchloom.preparation.dedup.key_files import (
+    count_records,
+    describe_io_errors,
+    map_records,
+    write_key_file,
+)
 
 # Links of a partition, and pairs of a chunk that is in memory at once: links both ways, with room.
-_PARTITION = 1 << 20
+_PARTITION_DOCUMENTS = 1 << 20
 _CHUNK = 1 << 22
 _U32 = np.uint64(32)
 _PAIR = np.dtype([("one", "<u8"), ("other", "<u8")])
 
-_Documents = NDArray[np.uint64]
+_DocumentIds = NDArray[np.uint64]
 
 
 @final
-class _Spill:
+class _PairSpill:
     """Pairs of documents in files, by the hash of the first of the two."""
 
     def __init__(self, folder: Path, partitions: int) -> None:
         self._folder, self._partitions = folder, partitions
         # The last partition that was one chunk, as it is mostly asked for twice.
-        self._kept: tuple[int, tuple[_Documents, _Documents]] | None = None
-        with touching(folder):
+        self._kept: tuple[int, tuple[_DocumentIds, _DocumentIds]] | None = None
+        with describe_io_errors(folder):
             folder.mkdir(parents=True)
 
-    def add(self, one: _Documents, other: _Documents) -> None:
+    def add(self, one: _DocumentIds, other: _DocumentIds) -> None:
         """Put pairs down [K], [K]."""
         if not len(one):
             return
-        partition = mix(one.copy())
+        partition = mix_in_place(one.copy())
         partition %= np.uint64(self._partitions)
         partition = partition.astype(np.min_scalar_type(self._partitions))
         order = np.argsort(partition, kind="stable")
@@ -58,17 +63,17 @@ class _Spill:
         for number, piece in zip(numbers, np.split(pairs, starts[1:]), strict=True):
             path = self._path(number)
             # Opened for each piece: there may be more partitions than a process may open files.
-            with touching(path), path.open("ab") as file:
+            with describe_io_errors(path), path.open("ab") as file:
                 file.write(np.ascontiguousarray(piece, "<u8").data)
 
-    def chunks(self, partition: int) -> Iterator[tuple[_Documents, _Documents]]:
+    def chunks(self, partition: int) -> Iterator[tuple[_DocumentIds, _DocumentIds]]:
         """The pairs of a partition, a chunk at a time, each sorted by its first."""
         path = self._path(partition)
         if self._kept is not None and self._kept[0] == partition:
             yield self._kept[1]
         elif path.exists():
             self._kept = None
-            pairs = mapped(path, _PAIR)
+            pairs = map_records(path, _PAIR)
             for start in range(0, len(pairs), _CHUNK):
                 one = pairs["one"][start : start + _CHUNK].copy()
                 order = np.argsort(one, kind="stable")
@@ -80,14 +85,16 @@ class _Spill:
     def remove(self) -> None:
         """Take the files away."""
         self._kept = None
-        with touching(self._folder):
+        with describe_io_errors(self._folder):
             shutil.rmtree(self._folder)
 
     def _path(self, partition: int) -> Path:
         return self._folder / f"{partition:05d}.pairs"
 
 
-def components(links: Sequence[Path], scratch: Path, out: Path, first_new: int = 0) -> list[Path]:
+def find_components(
+    links: Sequence[Path], scratch: Path, out: Path, first_new: int = 0
+) -> list[Path]:
     """Write which documents go and what stays in their place, as :func:`~batchloom.preparation.dedup.gather` reads it.
 
     Args:
@@ -103,66 +110,71 @@ def components(links: Sequence[Path], scratch: Path, out: Path, first_new: int =
     Raises:
         OutputError: a file cannot be read or written, or was cut.
     """
-    count = sum(records_in(path, DUPLICATE) for path in links)
-    partitions = max(1, -(-count // _PARTITION))
-    with touching(scratch), contextlib.ExitStack() as stack:
+    count = sum(count_records(path, DUPLICATE) for path in links)
+    partitions = max(1, -(-count // _PARTITION_DOCUMENTS))
+    with describe_io_errors(scratch), contextlib.ExitStack() as stack:
         shutil.rmtree(scratch, ignore_errors=True)
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        parts, pairs = _first_spill(links, scratch, partitions)
+        parts, pairs = _spill_links(links, scratch, partitions)
         changed, round_ = True, 0
         while changed:
-            large = _Spill(scratch / f"large_{round_}", partitions)
+            large = _PairSpill(scratch / f"large_{round_}", partitions)
             changed = _large_star(pairs, large, partitions)
             pairs.remove()
-            pairs = _Spill(scratch / f"small_{round_}", partitions)
+            pairs = _PairSpill(scratch / f"small_{round_}", partitions)
             changed |= _small_star(large, pairs, partitions)
             large.remove()
             round_ += 1
-        return _drops(pairs, parts, scratch, out, partitions, first_new)
+        return _write_component_drops(pairs, parts, scratch, out, partitions, first_new)
 
 
-def _first_spill(links: Sequence[Path], scratch: Path, partitions: int) -> tuple[_Spill, _Spill]:
+def _spill_links(
+    links: Sequence[Path], scratch: Path, partitions: int
+) -> tuple[_PairSpill, _PairSpill]:
     """The part of each document that has a link, and the links both ways."""
-    parts, once = _Spill(scratch / "parts", partitions), _Spill(scratch / "once", partitions)
+    parts, once = (
+        _PairSpill(scratch / "parts", partitions),
+        _PairSpill(scratch / "once", partitions),
+    )
     for path in links:
-        rows = mapped(path, DUPLICATE)
+        rows = map_records(path, DUPLICATE)
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
-            later, first = _places(chunk, ""), _places(chunk, "first_")
-            parts.add(*_once(later, chunk["part"].astype("<u8")))
-            parts.add(*_once(first, chunk["first_part"].astype("<u8")))
-            once.add(*_once(later, first))
+            later, first = _document_ids(chunk, ""), _document_ids(chunk, "first_")
+            parts.add(*_unique_pairs(later, chunk["part"].astype("<u8")))
+            parts.add(*_unique_pairs(first, chunk["first_part"].astype("<u8")))
+            once.add(*_unique_pairs(later, first))
     # Two documents that are alike mostly agree in many bands: only here do all their links meet.
-    pairs = _Spill(scratch / "links", partitions)
+    pairs = _PairSpill(scratch / "links", partitions)
     for partition in range(partitions):
         for linked in once.chunks(partition):
-            later, first = _once(*linked)
+            later, first = _unique_pairs(*linked)
             pairs.add(later, first)
             pairs.add(first, later)
     once.remove()
     return parts, pairs
 
 
-def _large_star(pairs: _Spill, out: _Spill, partitions: int) -> bool:
+def _large_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
     """Link each document's later neighbours to the first of its neighbourhood; was anything new?"""
     changed = False
     for partition in range(partitions):
-        table = _smallest(pairs, partition)
+        table = _min_neighbours(pairs, partition)
         for one, other in pairs.chunks(partition):
-            first = np.minimum(one, _look_up(table, one))
+            first = np.minimum(one, _lookup_minimum(table, one))
             outward = other > one
             changed |= bool((first != one)[outward].any())
             out.add(other[outward], first[outward])
     return changed
 
 
-def _small_star(pairs: _Spill, out: _Spill, partitions: int) -> bool:
+def _small_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
     """Link each document's earlier neighbours, and itself, to the first of them; was anything new?"""
     changed = False
     for partition in range(partitions):
-        table = _smallest(pairs, partition)
+        table = _min_neighbours(pairs, partition)
         for one, other in pairs.chunks(partition):
-            first = _look_up(table, one)
+            first = _lookup_minimum(table, one)
             linked = first == other
             changed |= not bool(linked.all())
             later = np.where(linked, one, other)
@@ -171,32 +183,32 @@ def _small_star(pairs: _Spill, out: _Spill, partitions: int) -> bool:
     return changed
 
 
-def _drops(
-    stars: _Spill, parts: _Spill, scratch: Path, out: Path, partitions: int, first_new: int
+def _write_component_drops(
+    stars: _PairSpill, parts: _PairSpill, scratch: Path, out: Path, partitions: int, first_new: int
 ) -> list[Path]:
     """Give documents and what stays for them their parts, and write them down by partition."""
-    first_parts = _Spill(scratch / "first_parts", partitions)
+    first_parts = _PairSpill(scratch / "first_parts", partitions)
     for partition in range(partitions):
-        part_of = _smallest(parts, partition)
+        part_of = _min_neighbours(parts, partition)
         for one, other in stars.chunks(partition):
             outward = other > one
-            first_parts.add(other[outward], _look_up(part_of, one[outward]))
+            first_parts.add(other[outward], _lookup_minimum(part_of, one[outward]))
     files = []
     for partition in range(partitions):
-        later, first = _smallest(stars, partition)
+        later, first = _min_neighbours(stars, partition)
         which = np.flatnonzero(first < later)
         later, first = later[which], first[which]
-        part = _look_up(_smallest(parts, partition), later)
-        first_part = _look_up(_smallest(first_parts, partition), later)
-        rows = duplicates(later, part, first, first_part)
+        part = _lookup_minimum(_min_neighbours(parts, partition), later)
+        first_part = _lookup_minimum(_min_neighbours(first_parts, partition), later)
+        rows = make_duplicate_rows(later, part, first, first_part)
         path = out / f"near_{partition:05d}.drops"
-        with written(path) as file, touching(path):
+        with write_key_file(path) as file, describe_io_errors(path):
             file.write(rows[rows["unit"] >= first_new].data)
         files.append(path)
     return files
 
 
-def _smallest(pairs: _Spill, partition: int) -> tuple[_Documents, _Documents]:
+def _min_neighbours(pairs: _PairSpill, partition: int) -> tuple[_DocumentIds, _DocumentIds]:
     """Each document of a partition, sorted, and the smallest of what it is paired with."""
     documents = firsts = np.zeros(0, np.uint64)
     for chunk in pairs.chunks(partition):
@@ -210,8 +222,10 @@ def _smallest(pairs: _Spill, partition: int) -> tuple[_Documents, _Documents]:
     return documents, firsts
 
 
-def _look_up(table: tuple[_Documents, _Documents], documents: _Documents) -> _Documents:
-    """What a table of :func:`_smallest` says of documents that are sorted, each any number of times."""
+def _lookup_minimum(
+    table: tuple[_DocumentIds, _DocumentIds], documents: _DocumentIds
+) -> _DocumentIds:
+    """What a table of :func:`_min_neighbours` says of documents that are sorted, each any number of times."""
     new = np.ones(len(documents), bool)
     np.not_equal(documents[1:], documents[:-1], out=new[1:])
     starts = np.flatnonzero(new)
@@ -219,7 +233,7 @@ def _look_up(table: tuple[_Documents, _Documents], documents: _Documents) -> _Do
     return np.repeat(values, np.diff(starts, append=len(documents)))
 
 
-def _once(one: _Documents, other: _Documents) -> tuple[_Documents, _Documents]:
+def _unique_pairs(one: _DocumentIds, other: _DocumentIds) -> tuple[_DocumentIds, _DocumentIds]:
     """Pairs sorted, equal ones once."""
     order = np.lexsort((other, one))
     one, other = one[order], other[order]
@@ -228,6 +242,6 @@ def _once(one: _Documents, other: _Documents) -> tuple[_Documents, _Documents]:
     return one[new], other[new]
 
 
-def _places(rows: NDArray[np.void], prefix: str) -> _Documents:
+def _document_ids(rows: NDArray[np.void], prefix: str) -> _DocumentIds:
     units = rows[f"{prefix}unit"].astype(np.uint64)
     return (units << _U32) | rows[f"{prefix}number"].astype(np.uint64)

@@ -7,15 +7,15 @@ from typing import Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.store import writing
+from batchloom.store import wrap_write_errors
 
 # Hashes in memory, of 16 bytes each; beyond that they go to files, of which one at a time is looked at.
-_HELD = 1 << 21
-_FILES = 256
+_MAX_BUFFERED = 1 << 21
+_BUCKETS = 256
 
 
 @final
-class Duplicates:
+class DuplicateCounter:
     """Takes the hashes of documents and counts those that were there before; a context manager.
 
     Beyond two million documents hashes are kept in temporary files, 16 bytes each, parted by
@@ -47,17 +47,17 @@ class Duplicates:
         self.documents += len(hashes)
         self._held.append(hashes)
         self._size += len(hashes)
-        if self._size >= _HELD:
+        if self._size >= _MAX_BUFFERED:
             self._put_down()
 
     def repeated(self) -> int:
         """Documents of which an earlier one has the same hash."""
         if self._folder is None:
-            return self.documents - _distinct(self._take())
+            return self.documents - _count_distinct(self._take())
         self._put_down()
         paths = sorted(Path(self._folder.name).iterdir())
         return self.documents - sum(
-            _distinct(np.fromfile(path, "<u8").reshape(-1, 2)) for path in paths
+            _count_distinct(np.fromfile(path, "<u8").reshape(-1, 2)) for path in paths
         )
 
     def _take(self) -> NDArray[np.uint64]:
@@ -71,13 +71,13 @@ class Duplicates:
         file_of = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
         order = np.argsort(file_of, kind="stable")
         hashes = hashes[order]
-        stops = np.cumsum(np.bincount(file_of, minlength=_FILES))
+        stops = np.cumsum(np.bincount(file_of, minlength=_BUCKETS))
         for number, piece in enumerate(np.split(hashes, stops[:-1])):
-            with writing(folder), (folder / f"{number:03d}").open("ab") as file:
+            with wrap_write_errors(folder), (folder / f"{number:03d}").open("ab") as file:
                 file.write(piece.astype("<u8").tobytes())
 
 
-def _distinct(hashes: NDArray[np.uint64]) -> int:
+def _count_distinct(hashes: NDArray[np.uint64]) -> int:
     if not len(hashes):
         return 0
     ordered = hashes[np.lexsort((hashes[:, 0], hashes[:, 1]))]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.preparation.dedup.key_files import mapped, touching, written
-from batchloom.preparation.dedup.sorted_keys import KEY, ordered, slices
+from batchloom.preparation.dedup.key_files import describe_io_errors, map_records, write_key_file
+from batchloom.preparation.dedup.sorted_keys import KEY, argsort_keys, iter_key_range
 
 # A document that goes, and the one that stays in its place.
 DUPLICATE = np.dtype(
@@ -25,11 +25,11 @@ DUPLICATE = np.dtype(
     ]
 )
 # Keys that are compared at once with those that stay.
-_BATCH = 1 << 21
+_BATCH_KEYS = 1 << 21
 _U32 = np.uint64(32)
 
 
-class _Keys(NamedTuple):
+class _KeyBatch(NamedTuple):
     """Keys by column [K]; ``place`` is the unit above the number."""
 
     high: NDArray[np.uint64]
@@ -37,12 +37,12 @@ class _Keys(NamedTuple):
     place: NDArray[np.uint64]
     part: NDArray[np.uint32]
 
-    def take(self, which: NDArray[np.int64]) -> "_Keys":
+    def take(self, which: NDArray[np.int64]) -> "_KeyBatch":
         low = None if self.low is None else self.low[which]
-        return _Keys(self.high[which], low, self.place[which], self.part[which])
+        return _KeyBatch(self.high[which], low, self.place[which], self.part[which])
 
 
-def find(
+def search_duplicates(
     files: Sequence[Path],
     range_: tuple[int, int],
     first_new: int,
@@ -63,41 +63,41 @@ def find(
     Raises:
         OutputError: a file cannot be read or written, or was cut.
     """
-    with written(out) as file, touching(out):
-        search = _Search(first_new, file)
+    with write_key_file(out) as file, describe_io_errors(out):
+        search = _DuplicateMatcher(first_new, file)
         for unit, path in enumerate(files):
-            for run in slices(path, *range_, kind):
+            for run in iter_key_range(path, *range_, kind):
                 search.add(unit, run)
         search.compare(last=True)
         return search.found
 
 
 @final
-class _Search:
+class _DuplicateMatcher:
     """Compares batches of keys, given in input order, with those that stay."""
 
     def __init__(self, first_new: int, file: IO[bytes]) -> None:
         self.found = 0
         self._first_new, self._file = first_new, file
-        self._stay: _Keys | None = None
-        self._batch: list[_Keys] = []
+        self._stay: _KeyBatch | None = None
+        self._batch: list[_KeyBatch] = []
         self._size = 0
 
     def add(self, unit: int, records: NDArray[np.void]) -> None:
         place = records["number"].astype(np.uint64)
         place |= np.uint64(unit << 32)
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
-        self._batch.append(_Keys(records["high"].copy(), low, place, records["part"].copy()))
+        self._batch.append(_KeyBatch(records["high"].copy(), low, place, records["part"].copy()))
         self._size += len(records)
-        if self._size >= _BATCH:
+        if self._size >= _BATCH_KEYS:
             self.compare()
 
     def compare(self, *, last: bool = False) -> None:
-        every = _joined([] if self._stay is None else [self._stay], self._batch)
+        every = _concat_batches([] if self._stay is None else [self._stay], self._batch)
         self._batch, self._size = [], 0
         if every is None:
             return
-        order = ordered(every.high, every.low)
+        order = argsort_keys(every.high, every.low)
         high = every.high[order]
         new = np.ones(len(order), bool)
         np.not_equal(high[1:], high[:-1], out=new[1:])
@@ -113,23 +113,23 @@ class _Search:
         if not last:
             self._stay = every.take(order[firsts])
 
-    def _put_down(self, keys: _Keys, go: NDArray[np.int64], stay: NDArray[np.int64]) -> None:
+    def _put_down(self, keys: _KeyBatch, go: NDArray[np.int64], stay: NDArray[np.int64]) -> None:
         mine = keys.place[go] >= np.uint64(self._first_new << 32)
         go, stay = go[mine], stay[mine]
         # What goes is of this batch, and batches come in input order, so the file is sorted.
         order = np.argsort(keys.place[go], kind="stable")
         go, stay = go[order], stay[order]
-        rows = duplicates(keys.place[go], keys.part[go], keys.place[stay], keys.part[stay])
+        rows = make_duplicate_rows(keys.place[go], keys.part[go], keys.place[stay], keys.part[stay])
         self._file.write(rows.data)
         self.found += len(rows)
 
 
-def _joined(stay: list[_Keys], batch: list[_Keys]) -> _Keys | None:
+def _concat_batches(stay: list[_KeyBatch], batch: list[_KeyBatch]) -> _KeyBatch | None:
     pieces = [*stay, *batch]
     if not batch or len(pieces) == 1:
         return batch[0] if batch else None
     lows = [piece.low for piece in pieces if piece.low is not None]
-    return _Keys(
+    return _KeyBatch(
         np.concatenate([piece.high for piece in pieces]),
         np.concatenate(lows) if lows else None,
         np.concatenate([piece.place for piece in pieces]),
@@ -137,7 +137,7 @@ def _joined(stay: list[_Keys], batch: list[_Keys]) -> _Keys | None:
     )
 
 
-def duplicates(
+def make_duplicate_rows(
     place: NDArray[np.uint64],
     part: NDArray[np.integer],
     first: NDArray[np.uint64],
@@ -151,13 +151,13 @@ def duplicates(
     return rows
 
 
-def gather(
+def read_unit_duplicates(
     files: Sequence[Path], unit: int, start: int = 0, stop: int = 1 << 32
 ) -> NDArray[np.void]:
     """What goes of one unit, with what stays in its place: DUPLICATE sorted by number.
 
     Args:
-        files: what :func:`find` and :func:`~batchloom.preparation.dedup.components` wrote.
+        files: what :func:`search_duplicates` and :func:`~batchloom.preparation.dedup.components` wrote.
         unit: the unit.
         start: the first number that is asked for.
         stop: the number after the last.
@@ -167,9 +167,9 @@ def gather(
     """
     pieces = [np.zeros(0, DUPLICATE)]
     for path in files:
-        rows = mapped(path, DUPLICATE)
-        begin = bisect_left(rows, (unit, start), key=_place)
-        end = bisect_left(rows, (unit, stop), begin, key=_place)
+        rows = map_records(path, DUPLICATE)
+        begin = bisect_left(rows, (unit, start), key=_document_position)
+        end = bisect_left(rows, (unit, stop), begin, key=_document_position)
         some = rows[begin:end].copy()
         if ((some["unit"] != unit) | (some["number"] < start) | (some["number"] >= stop)).any():
             raise OutputError(
@@ -181,5 +181,5 @@ def gather(
     return every[np.argsort(every["number"], kind="stable")]
 
 
-def _place(row: np.void) -> tuple[int, int]:
+def _document_position(row: np.void) -> tuple[int, int]:
     return int(row["unit"]), int(row["number"])

@@ -10,40 +10,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.core.partial_files import ASIDE, refused
+from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
 
 
-def touching(path: Path) -> contextlib.AbstractContextManager[None]:
+def describe_io_errors(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turn the system's refusal to write or read back ``path`` into one sentence with its remedy.
 
     Raises:
         OutputError: in place of any OSError of the system raised inside.
     """
-    return refused("use", path)
+    return wrap_os_errors("use", path)
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[BinaryIO]:
+def write_key_file(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the name ``path`` when all went well, and is gone otherwise.
 
-    What is raised inside passes as it is: who writes does so inside of :func:`touching`.
+    What is raised inside passes as it is: who writes does so inside of :func:`describe_io_errors`.
 
     Raises:
         OutputError: it cannot be opened, or not be finished.
     """
-    aside = path.with_name(path.name + ASIDE)
+    aside = path.with_name(path.name + PARTIAL_SUFFIX)
     with contextlib.ExitStack() as stack:
-        with touching(path):
+        with describe_io_errors(path):
             file = aside.open("wb")
-        stack.callback(_leave, file, aside)
+        stack.callback(_discard_partial, file, aside)
         yield file
-        with touching(path):
+        with describe_io_errors(path):
             file.flush()
             os.fsync(file.fileno())
             aside.replace(path)
 
 
-def _leave(file: BinaryIO, aside: Path) -> None:
+def _discard_partial(file: BinaryIO, aside: Path) -> None:
     # What could not be written has been told already; closing would only tell it again.
     with contextlib.suppress(OSError):
         file.close()
@@ -51,13 +51,13 @@ def _leave(file: BinaryIO, aside: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def records_in(path: Path, kind: np.dtype[np.void]) -> int:
+def count_records(path: Path, kind: np.dtype[np.void]) -> int:
     """How many records of ``kind`` a file has.
 
     Raises:
         OutputError: it cannot be read, or was cut.
     """
-    with touching(path):
+    with describe_io_errors(path):
         size = path.stat().st_size
     count, rest = divmod(size, kind.itemsize)
     if rest:
@@ -68,13 +68,13 @@ def records_in(path: Path, kind: np.dtype[np.void]) -> int:
     return count
 
 
-def mapped(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
+def map_records(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
     """The records of a file, as mapped memory [records].
 
     Raises:
         OutputError: it cannot be read, or was cut.
     """
-    if not records_in(path, kind):
+    if not count_records(path, kind):
         return np.zeros(0, kind)
-    with touching(path):
+    with describe_io_errors(path):
         return np.memmap(path, kind, "r").view(np.ndarray)

@@ -14,37 +14,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.keyed_hashing import GOLDEN, mix, mix_int
+from batchloom.core.keyed_hashing import GOLDEN, mix_in_place, mix_int
 
 MINHASH_VERSION = 1
 
-# What bands_for promises to find, of pairs of the similarity it is given.
-RECALL = 0.9
+# What choose_banding promises to find, of pairs of the similarity it is given.
+TARGET_RECALL = 0.9
 NO_KEY = np.uint64(0)
 
 # The first digits of the fractions of pi and of e, odd: a product with them loses nothing.
-_SHINGLE, _BAND = 0x243F6A8885A308D3, 0xB7E151628AED2A6B
-_MASK = (1 << 64) - 1
-_NONE = np.uint64(_MASK)
-_U32, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
+_SHINGLE_SEED, _BAND_SEED = 0x243F6A8885A308D3, 0xB7E151628AED2A6B
+_U64_MASK = (1 << 64) - 1
+_EMPTY_BIN = np.uint64(_U64_MASK)
+_U32, _LOW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 # Tokens and bins that are worked on together: what fits into a core's second cache.
-_BLOCK = 1 << 16
+_BLOCK_TOKENS = 1 << 16
 # A longer document is sketched in pieces; the sketch of a union is the smaller of each bin.
 # Rounds after which documents that still have empty bins must be short, or repeat themselves.
-_REPEATING = 8
-_PIECE = 1 << 20
+_MAX_ROUNDS = 8
+_CHUNK_TOKENS = 1 << 20
 
 
-def chance(similarity: float, bands: int, rows: int) -> float:
+def match_probability(similarity: float, bands: int, rows: int) -> float:
     """The probability that two documents of a Jaccard similarity agree in some band."""
     return 1.0 - (1.0 - similarity**rows) ** bands
 
 
-def bands_for(similarity: float, hashes: int = 112) -> tuple[int, int]:
+def choose_banding(similarity: float, hashes: int = 112) -> tuple[int, int]:
     """The bands and rows that find 9 of 10 pairs of a similarity, and as few of the less alike as they can.
 
-    That is the most rows with which ``chance(similarity, hashes // rows, rows)`` is still at
-    least RECALL.
+    That is the most rows with which ``match_probability(similarity, hashes // rows, rows)`` is still at
+    least TARGET_RECALL.
 
     Args:
         similarity: of pairs that are to be found, above 0 and at most 1.
@@ -58,7 +58,9 @@ def bands_for(similarity: float, hashes: int = 112) -> tuple[int, int]:
             [f"dedup.similarity: {similarity} is no share above 0 and at most 1; try 0.8"]
         )
     fit = [
-        rows for rows in range(1, hashes + 1) if chance(similarity, hashes // rows, rows) >= RECALL
+        rows
+        for rows in range(1, hashes + 1)
+        if match_probability(similarity, hashes // rows, rows) >= TARGET_RECALL
     ]
     if not fit:
         problem = (
@@ -69,7 +71,7 @@ def bands_for(similarity: float, hashes: int = 112) -> tuple[int, int]:
     return hashes // fit[-1], fit[-1]
 
 
-def band_keys(
+def compute_signatures(
     ids: NDArray[np.generic],
     lengths: NDArray[np.uint32],
     *,
@@ -91,23 +93,23 @@ def band_keys(
     keys = np.empty((len(lengths), bands), np.uint64)
     stops = np.cumsum(lengths, dtype=np.int64)
     starts = stops - lengths
-    for first, last in _blocks(stops, bands * rows):
-        if last - first == 1 and lengths[first] > _PIECE:
+    for first, last in _split_blocks(stops, bands * rows):
+        if last - first == 1 and lengths[first] > _CHUNK_TOKENS:
             sketches = _sketch_long(ids[starts[first] : stops[first]], bands * rows, shingle)
         else:
             block = ids[starts[first] : stops[last - 1]]
             sketches = _sketch(block, lengths[first:last].astype(np.int64), bands * rows, shingle)
-        keys[first:last] = _keys_of(sketches.reshape(-1, bands, rows))
+        keys[first:last] = _hash_signatures(sketches.reshape(-1, bands, rows))
         keys[first:last][lengths[first:last] == 0] = NO_KEY
     return keys
 
 
-def _blocks(stops: NDArray[np.int64], hashes: int) -> list[tuple[int, int]]:
-    """Stretches of documents of about _BLOCK tokens and bins; a long document is alone."""
-    most = max(1, _BLOCK // hashes)
+def _split_blocks(stops: NDArray[np.int64], hashes: int) -> list[tuple[int, int]]:
+    """Stretches of documents of about _BLOCK_TOKENS tokens and bins; a long document is alone."""
+    most = max(1, _BLOCK_TOKENS // hashes)
     blocks, first, begin = [], 0, 0
     while first < len(stops):
-        last = int(np.searchsorted(stops, begin + _BLOCK, "right"))
+        last = int(np.searchsorted(stops, begin + _BLOCK_TOKENS, "right"))
         last = min(max(last, first + 1), first + most)
         blocks.append((first, last))
         first, begin = last, int(stops[last - 1])
@@ -116,9 +118,9 @@ def _blocks(stops: NDArray[np.int64], hashes: int) -> list[tuple[int, int]]:
 
 def _sketch_long(ids: NDArray[np.generic], hashes: int, shingle: int) -> NDArray[np.uint64]:
     """The sketch of one long document, piece by piece, uint64 [1, hashes]."""
-    sketch = np.full((1, hashes), _NONE)
-    for start in range(0, len(ids) - shingle + 1, _PIECE):
-        piece = ids[start : start + _PIECE + shingle - 1]
+    sketch = np.full((1, hashes), _EMPTY_BIN)
+    for start in range(0, len(ids) - shingle + 1, _CHUNK_TOKENS):
+        piece = ids[start : start + _CHUNK_TOKENS + shingle - 1]
         np.minimum(sketch, _sketch(piece, np.array([len(piece)]), hashes, shingle), out=sketch)
     return sketch
 
@@ -127,18 +129,20 @@ def _sketch(
     ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, shingle: int
 ) -> NDArray[np.uint64]:
     """The smallest (round, hash) of each bin of each document, uint64 [D, hashes]."""
-    values, counts = _shingles(ids, lengths, shingle)
+    values, counts = _hash_shingles(ids, lengths, shingle)
     of = np.repeat(np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes), counts)
-    sketches = np.full(len(lengths) * hashes, _NONE)
+    sketches = np.full(len(lengths) * hashes, _EMPTY_BIN)
     round_, once = 0, False
     while len(values):
-        if round_ >= _REPEATING and not once:
-            values, of = _each_once(values, of)
+        if round_ >= _MAX_ROUNDS and not once:
+            values, of = _unique_shingles(values, of)
             once = True
         # Later rounds change no bin that is filled, so where little is left many are thrown at once.
         end = 2 * hashes if round_ >= hashes else hashes
-        rounds = np.arange(round_, min(end, round_ + 1 + _BLOCK // 16 // len(values)), dtype="u8")
-        thrown = mix(values + (rounds[:, None] + np.uint64(1)) * np.uint64(GOLDEN))
+        rounds = np.arange(
+            round_, min(end, round_ + 1 + _BLOCK_TOKENS // 16 // len(values)), dtype="u8"
+        )
+        thrown = mix_in_place(values + (rounds[:, None] + np.uint64(1)) * np.uint64(GOLDEN))
         bins = thrown >> _U32
         if round_ < hashes:
             bins *= np.uint64(hashes)
@@ -147,17 +151,17 @@ def _sketch(
             # After as many rounds of chance as bins, every shingle goes into each bin in its turn.
             bins[:] = rounds[:, None] - np.uint64(hashes)
         bins += of
-        thrown &= _LOW
+        thrown &= _LOW_MASK
         thrown |= rounds[:, None] << _U32
         np.minimum.at(sketches, bins.ravel().view(np.int64), thrown.ravel())
-        empty = (sketches.reshape(-1, hashes) == _NONE).any(axis=1)
+        empty = (sketches.reshape(-1, hashes) == _EMPTY_BIN).any(axis=1)
         left = empty[of // np.uint64(hashes)]
         values, of = values[left], of[left]
         round_ += len(rounds)
     return sketches.reshape(-1, hashes)
 
 
-def _each_once(
+def _unique_shingles(
     values: NDArray[np.uint64], of: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """The different shingles of each document: thrown twice, one falls where it fell."""
@@ -168,7 +172,7 @@ def _each_once(
     return values[new], of[new]
 
 
-def _shingles(
+def _hash_shingles(
     ids: NDArray[np.generic], lengths: NDArray[np.int64], shingle: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """A hash of each shingle of each document, and how many each document has [D].
@@ -186,7 +190,7 @@ def _shingles(
         whole = room
     values = np.zeros(max(0, len(whole) - shingle + 1), np.uint64)
     for place in range(shingle):
-        values *= np.uint64(_SHINGLE)
+        values *= np.uint64(_SHINGLE_SEED)
         values += whole[place : place + len(values)]
     inside = np.ones(len(whole), bool)
     stops = np.cumsum(padded)[padded > 0]
@@ -195,14 +199,14 @@ def _shingles(
     return values[inside[: len(values)]], np.maximum(padded - shingle + 1, 0)
 
 
-def _keys_of(sketches: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _hash_signatures(sketches: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """One key a band from sketches [D, bands, rows]; never NO_KEY, and another one in each band."""
     _, bands, rows = sketches.shape
     keys = np.zeros(sketches.shape[:2], np.uint64)
     for row in range(rows):
-        keys += sketches[:, :, row] * np.uint64(pow(_BAND, row, 1 << 64))
-        mix(keys)
+        keys += sketches[:, :, row] * np.uint64(pow(_BAND_SEED, row, 1 << 64))
+        mix_in_place(keys)
     keys += np.array([mix_int(band + 1) for band in range(bands)], np.uint64)
-    mix(keys)
+    mix_in_place(keys)
     keys[keys == NO_KEY] = 1
     return keys

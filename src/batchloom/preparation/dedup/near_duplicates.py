@@ -2,7 +2,7 @@
 
 The way of a unit: :func:`~batchloom.preparation.dedup.band_keys` gives a key a band for each document,
 which a file keeps (little-endian u64 [D, bands], nothing else); when the exact duplicates are known,
-:func:`write_band_keys` sorts the keys of those that stay; :func:`~batchloom.preparation.dedup.find` links
+:func:`write_signature_keys` sorts the keys of those that stay; :func:`~batchloom.preparation.dedup.find` links
 each document to the first with its key, and :func:`~batchloom.preparation.dedup.components` says who goes.
 """
 
@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.core.files import let_go
-from batchloom.preparation.dedup.duplicate_search import gather
-from batchloom.preparation.dedup.key_files import touching
+from batchloom.core.files import release_pages
+from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
+from batchloom.preparation.dedup.key_files import describe_io_errors
 from batchloom.preparation.dedup.minhash import NO_KEY
-from batchloom.preparation.dedup.sorted_keys import BAND_KEY, key_file
+from batchloom.preparation.dedup.sorted_keys import SIGNATURE_KEY, open_key_writer
 
 # Keys that are laid out at once.
-_STRETCH = 1 << 20
+_CHUNK_KEYS = 1 << 20
 
 
-def read_bands(path: Path, bands: int) -> NDArray[np.uint64]:
+def map_signatures(path: Path, bands: int) -> NDArray[np.uint64]:
     """Map the file of the band keys of a unit, uint64 [D, bands].
 
     Raises:
         OutputError: it cannot be read, or does not hold so many keys a document.
     """
-    with touching(path):
+    with describe_io_errors(path):
         size = path.stat().st_size
         if size % (8 * bands):
             raise OutputError(
@@ -41,7 +41,7 @@ def read_bands(path: Path, bands: int) -> NDArray[np.uint64]:
         return np.memmap(path, "<u8", "r").view(np.ndarray).reshape(-1, bands)
 
 
-def write_band_keys(
+def write_signature_keys(
     path: Path,
     bands: NDArray[np.uint64],
     parts: NDArray[np.uint32],
@@ -49,11 +49,11 @@ def write_band_keys(
     unit: int = 0,
     gone: NDArray[np.int64] | None = None,
 ) -> None:
-    """Write the keys of one unit as :func:`~batchloom.preparation.dedup.find` takes them, BAND_KEY.
+    """Write the keys of one unit as :func:`~batchloom.preparation.dedup.find` takes them, SIGNATURE_KEY.
 
     Args:
         path: the file to write.
-        bands: keys of the unit's documents by number [D, bands], as :func:`read_bands` maps them.
+        bands: keys of the unit's documents by number [D, bands], as :func:`map_signatures` maps them.
         parts: the place of each document's file part in the unit [D].
         exact: what was found of exact duplicates; they take no part.
         unit: the number of the unit.
@@ -63,19 +63,21 @@ def write_band_keys(
         OutputError: a file cannot be read or written, or was cut.
     """
     count = bands.shape[1]
-    stretch = max(1, _STRETCH // count)
-    with key_file(path, BAND_KEY) as add:
+    stretch = max(1, _CHUNK_KEYS // count)
+    with open_key_writer(path, SIGNATURE_KEY) as add:
         for start in range(0, len(bands), stretch):
             piece = bands[start : start + stretch]
             keep = (piece != NO_KEY).any(axis=1)
-            keep[gather(exact, unit, start, start + len(piece))["number"] - start] = False
+            keep[read_unit_duplicates(exact, unit, start, start + len(piece))["number"] - start] = (
+                False
+            )
             if gone is not None:
                 keep[gone[(gone >= start) & (gone < start + len(piece))] - start] = False
             numbers = np.flatnonzero(keep)
-            records = np.empty((len(numbers), count), BAND_KEY)
+            records = np.empty((len(numbers), count), SIGNATURE_KEY)
             records["high"] = piece[numbers]
             records["number"] = (numbers + start)[:, None]
             records["part"] = parts[start : start + len(piece)][numbers, None]
             add(records.reshape(-1))
-            let_go(bands)
-            let_go(parts)
+            release_pages(bands)
+            release_pages(parts)

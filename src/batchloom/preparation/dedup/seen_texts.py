@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Texts that are remembered; the repeats of others are tokenized, and left out with all other duplicates. About 40 MB.
-_MOST = 1 << 18
-_UNKNOWN = -1
+_MAX_REMEMBERED = 1 << 18
+_UNKNOWN_LENGTH = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenBatch:
     """What is known of a batch of texts before they are tokenized.
 
     Attributes:
@@ -36,11 +36,11 @@ class SeenTexts:
         most: how many texts are remembered.
     """
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = _MAX_REMEMBERED) -> None:
         self._numbers: dict[bytes, int] = {}
         self._lengths = np.zeros(most, np.uint32)
 
-    def look(self, digests: Sequence[bytes]) -> Seen:
+    def look(self, digests: Sequence[bytes]) -> SeenBatch:
         """Which of the next texts have been there; the others are remembered while there is room.
 
         Args:
@@ -48,14 +48,14 @@ class SeenTexts:
         """
         known, before = self._numbers, len(self._numbers)
         if before + len(digests) > len(self._lengths):
-            numbers = np.array([known.get(one, _UNKNOWN) for one in digests], np.int64)
-            return Seen(numbers, numbers == _UNKNOWN)
+            numbers = np.array([known.get(one, _UNKNOWN_LENGTH) for one in digests], np.int64)
+            return SeenBatch(numbers, numbers == _UNKNOWN_LENGTH)
         numbers = np.array([known.setdefault(one, len(known)) for one in digests], np.int64)
         # Numbers are given in order, so that a new one is above all before it.
         highest = np.maximum.accumulate(np.concatenate([[before - 1], numbers[:-1]]))
-        return Seen(numbers, numbers > highest)
+        return SeenBatch(numbers, numbers > highest)
 
-    def lengths(self, seen: Seen, made: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def lengths(self, seen: SeenBatch, made: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """The tokens of each text of a batch, those of its first for one that had been there, uint32 [D].
 
         Args:
@@ -64,7 +64,7 @@ class SeenTexts:
         """
         lengths = np.empty(len(seen.fresh), np.uint32)
         lengths[seen.fresh] = made
-        new = seen.fresh & (seen.numbers != _UNKNOWN)
+        new = seen.fresh & (seen.numbers != _UNKNOWN_LENGTH)
         self._lengths[seen.numbers[new]] = lengths[new]
         lengths[~seen.fresh] = self._lengths[seen.numbers[~seen.fresh]]
         return lengths

@@ -9,26 +9,31 @@ from typing import IO, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.files import let_go
-from batchloom.preparation.dedup.key_files import mapped, records_in, touching, written
+from batchloom.core.files import release_pages
+from batchloom.preparation.dedup.key_files import (
+    count_records,
+    describe_io_errors,
+    map_records,
+    write_key_file,
+)
 
 # What is equal when both halves are equal; `part` is the place of its file part in the unit.
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4"), ("part", "<u4")])
 # The key of one band of a document: half as wide, as there are many to a document.
-BAND_KEY = np.dtype([("high", "<u8"), ("number", "<u4"), ("part", "<u4")])
+SIGNATURE_KEY = np.dtype([("high", "<u8"), ("number", "<u4"), ("part", "<u4")])
 
 # Keys that are sorted together; a part of the form of the file.
-RUN = 1 << 21
+RUN_KEYS = 1 << 21
 # Keys of a partition. However often they repeat, they are searched in 600 MiB.
-_PARTITION = 1 << 21
+_PARTITION_KEYS = 1 << 21
 
 
-def partitions_of(keys: int) -> int:
+def count_partitions(keys: int) -> int:
     """Into how many ranges the space of keys is cut where there are so many keys."""
-    return max(1, -(-keys // _PARTITION))
+    return max(1, -(-keys // _PARTITION_KEYS))
 
 
-def ordered(high: NDArray[np.uint64], low: NDArray[np.uint64] | None) -> NDArray[np.int64]:
+def argsort_keys(high: NDArray[np.uint64], low: NDArray[np.uint64] | None) -> NDArray[np.int64]:
     """The places of keys in the order of (high, low, place), int64 [K].
 
     Two different keys of one high half are rare, so halves are compared only among those.
@@ -46,31 +51,31 @@ def ordered(high: NDArray[np.uint64], low: NDArray[np.uint64] | None) -> NDArray
 
 
 @contextlib.contextmanager
-def key_file(
+def open_key_writer(
     path: Path, kind: np.dtype[np.void] = KEY
 ) -> Iterator[Callable[[NDArray[np.void]], None]]:
     """The keys of one unit while they are written; gives the function that takes them.
 
     It takes records of ``kind`` [K], of documents whose numbers never go down. The file is
-    records back to back, sorted by (high, low, number) inside runs of RUN; the last run is what
+    records back to back, sorted by (high, low, number) inside runs of RUN_KEYS; the last run is what
     is left. It exists when all went well.
 
     Args:
         path: the file.
-        kind: KEY or BAND_KEY.
+        kind: KEY or SIGNATURE_KEY.
 
     Raises:
         OutputError: it cannot be written.
     """
-    with written(path) as file:
-        runs = _Runs(path, file, kind)
+    with write_key_file(path) as file:
+        runs = _RunSorter(path, file, kind)
         yield runs.add
         runs.finish()
 
 
 @final
-class _Runs:
-    """Sorts keys in runs of RUN and writes them down."""
+class _RunSorter:
+    """Sorts keys in runs of RUN_KEYS and writes them down."""
 
     def __init__(self, path: Path, file: IO[bytes], kind: np.dtype[np.void]) -> None:
         self._path, self._file, self._kind = path, file, kind
@@ -87,8 +92,8 @@ class _Runs:
         if int(numbers[0]) < self._last or (numbers[1:] < numbers[:-1]).any():
             raise AssertionError("the numbers of keys go down")
         self._last = int(numbers[-1])
-        while self._size + len(records) >= RUN:
-            room = RUN - self._size
+        while self._size + len(records) >= RUN_KEYS:
+            room = RUN_KEYS - self._size
             self._put_down(np.concatenate([*self._held, records[:room]]))
             records, self._held, self._size = records[room:], [], 0
         self._held.append(records)
@@ -100,13 +105,13 @@ class _Runs:
 
     def _put_down(self, records: NDArray[np.void]) -> None:
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
-        order = ordered(records["high"].copy(), low)
+        order = argsort_keys(records["high"].copy(), low)
         # Several times as fast as indexing, for records.
-        with touching(self._path):
+        with describe_io_errors(self._path):
             self._file.write(np.take(records, order).data)
 
 
-def key_records(
+def make_key_records(
     hashes: NDArray[np.uint64], numbers: NDArray[np.uint32], parts: NDArray[np.uint32]
 ) -> NDArray[np.void]:
     """Records of 128-bit hashes, KEY [D].
@@ -128,13 +133,13 @@ def write_keys(
     numbers: NDArray[np.uint32],
     parts: NDArray[np.uint32],
 ) -> None:
-    """Write the keys of one unit that are in memory; see :func:`key_records`.
+    """Write the keys of one unit that are in memory; see :func:`make_key_records`.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    with key_file(path) as add:
-        add(key_records(hashes, numbers, parts))
+    with open_key_writer(path) as add:
+        add(make_key_records(hashes, numbers, parts))
 
 
 def count_keys(files: Sequence[Path], kind: np.dtype[np.void] = KEY) -> int:
@@ -143,20 +148,20 @@ def count_keys(files: Sequence[Path], kind: np.dtype[np.void] = KEY) -> int:
     Raises:
         OutputError: one cannot be read, or was cut.
     """
-    return sum(records_in(path, kind) for path in files)
+    return sum(count_records(path, kind) for path in files)
 
 
-def slices(
+def iter_key_range(
     path: Path, partition: int, partitions: int, kind: np.dtype[np.void] = KEY
 ) -> Iterator[NDArray[np.void]]:
     """The keys of one range, a run after the other, as mapped memory that is let go of when the next is asked for."""
-    records = mapped(path, kind)
+    records = map_records(path, kind)
     begin, end = ((place << 64) // partitions for place in (partition, partition + 1))
-    for start in range(0, len(records), RUN):
-        run = records[start : start + RUN]
+    for start in range(0, len(records), RUN_KEYS):
+        run = records[start : start + RUN_KEYS]
         high = run["high"]
         first = bisect_left(high, np.uint64(begin))
         last = len(run) if end >> 64 else bisect_left(high, np.uint64(end), first)
         if last > first:
             yield run[first:last]
-            let_go(records)
+            release_pages(records)

@@ -1,50 +1,57 @@
 from .chat_encoding import ChatEncoder as ChatEncoder
-from .conversation_encoder import LeftOut as LeftOut
+from .conversation_encoder import EncodeFault as EncodeFault
 from .direct_encoding import (
-    Direct as Direct,
-    Documents as Documents,
+    DirectEncoding as DirectEncoding,
+    EncodedDocuments as EncodedDocuments,
     encode_directly as encode_directly,
 )
 from .document_arrays import (
     BAD_LABEL as BAD_LABEL,
-    keys_of as keys_of,
-    without_control as without_control,
+    make_duplicate_keys as make_duplicate_keys,
+    strip_control_tokens as strip_control_tokens,
 )
 from .document_encoder import (
-    Task as Task,
+    EncodeContext as EncodeContext,
     encode_documents as encode_documents,
-    rule_of as rule_of,
-    tidy as tidy,
+    fault_rule as fault_rule,
+    normalize_records as normalize_records,
 )
-from .fill_in_the_middle import make_fim as make_fim
-from .input_walk import Stretch as Stretch, walk as walk
-from .media_processor import job_processor as job_processor, processor_state as processor_state
+from .fill_in_the_middle import make_fim_cutter as make_fim_cutter
+from .input_walk import ParsedRecords as ParsedRecords, iter_parsed_records as iter_parsed_records
+from .media_processor import (
+    get_processor_state as get_processor_state,
+    open_job_processor as open_job_processor,
+)
 from .media_tokens import PlacedMedium as PlacedMedium
 from .record_parsers import (
-    TEMPLATED as TEMPLATED,
-    USUAL as USUAL,
-    Reading as Reading,
-    Readings as Readings,
-    called as called,
-    first_rows as first_rows,
-    reading_of as reading_of,
-    refuse_mixed as refuse_mixed,
-    texts_in as texts_in,
+    PLAIN_TEXT_NOTE as PLAIN_TEXT_NOTE,
+    TEMPLATED_KINDS as TEMPLATED_KINDS,
+    RecordParser as RecordParser,
+    RecordParsers as RecordParsers,
+    check_no_mixed_preferences as check_no_mixed_preferences,
+    describe_preferences as describe_preferences,
+    iter_texts as iter_texts,
+    make_record_parser as make_record_parser,
+    read_sample_rows as read_sample_rows,
 )
-from .subsets import Membership as Membership, Smallest as Smallest, unit_interval as unit_interval
+from .subsets import (
+    SmallestHashes as SmallestHashes,
+    SubsetRule as SubsetRule,
+    hash_to_unit_interval as hash_to_unit_interval,
+)
 from .token_encoder import (
-    Encoded as Encoded,
-    beginning as beginning,
-    digests_and_sizes as digests_and_sizes,
-    document_keys as document_keys,
-    halves_of as halves_of,
-    size_of as size_of,
+    EncodedBatch as EncodedBatch,
+    compute_document_keys as compute_document_keys,
+    estimate_characters as estimate_characters,
+    hash_and_measure as hash_and_measure,
+    make_snippet as make_snippet,
+    split_digests as split_digests,
 )
 from .tokenizer_choice import (
-    chat_encoder as chat_encoder,
-    dtype_name as dtype_name,
-    job_template as job_template,
-    job_tokenizer as job_tokenizer,
-    media_encoder as media_encoder,
-    unused_names as unused_names,
+    choose_dtype_name as choose_dtype_name,
+    choose_job_template as choose_job_template,
+    choose_job_tokenizer as choose_job_tokenizer,
+    find_unused_columns as find_unused_columns,
+    make_chat_encoder as make_chat_encoder,
+    make_media_encoder as make_media_encoder,
 )

@@ -10,14 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.chat import choose_template
-from batchloom.chat.templates import DEFAULT_DATE, Renderer, Stand, control_pattern
+from batchloom.chat.templates import (
+    DEFAULT_DATE,
+    ConversationRenderer,
+    PlaceholderFormat,
+    make_control_pattern,
+)
 from batchloom.core.errors import TokenizerError
-from batchloom.core.medium import Kind
-from batchloom.media import Family
+from batchloom.core.medium import MediumKind
+from batchloom.media import ProcessorFamily
 from batchloom.tokens import Tokenizer
 
 
-class Encoder(Protocol):
+class ControlEncoder(Protocol):
     """A tokenizer for texts in which control tokens stand at places that are known."""
 
     @property
@@ -37,13 +42,13 @@ class Encoder(Protocol):
         """Matches control tokens in text."""
 
     @property
-    def families(self) -> Mapping[Kind, Family]:
+    def families(self) -> Mapping[MediumKind, ProcessorFamily]:
         """The arithmetic of the media that texts may hold, by kind."""
 
 
 @final
-class TextEncoder:
-    """A tokenizer for texts with media; see :class:`Encoder`.
+class MediaTextEncoder:
+    """A tokenizer for texts with media; see :class:`ControlEncoder`.
 
     Args:
         tokenizer: turns text into ids.
@@ -53,13 +58,15 @@ class TextEncoder:
         TokenizerError: it has no control token for media.
     """
 
-    def __init__(self, tokenizer: Tokenizer, families: Mapping[Kind, Family]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]
+    ) -> None:
         self.tokenizer, self.families = tokenizer, families
-        _refuse_unknown(tokenizer, families)
+        _check_placeholders(tokenizer, families)
         self.sizes = tokenizer.id_bytes()
         self.is_control = np.zeros(tokenizer.vocab_size, np.bool_)
         self.is_control[list(tokenizer.control.values())] = True
-        self.control = control_pattern(list(tokenizer.control))
+        self.control = make_control_pattern(list(tokenizer.control))
 
 
 @final
@@ -82,7 +89,7 @@ class ChatEncoder:
         template: str | None = None,
         *,
         date: dt.date = DEFAULT_DATE,
-        families: Mapping[Kind, Family] = MappingProxyType({}),
+        families: Mapping[MediumKind, ProcessorFamily] = MappingProxyType({}),
         templates: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Choose and probe a template.
@@ -101,7 +108,7 @@ class ChatEncoder:
             InputMissingError: no such file.
         """
         self.tokenizer, self.families = tokenizer, families
-        self.text = TextEncoder(tokenizer, families)
+        self.text = MediaTextEncoder(tokenizer, families)
         self.sizes, self.is_control = self.text.sizes, self.text.is_control
         self.control = self.text.control
         control, chat = tokenizer.control, tokenizer.chat
@@ -109,13 +116,16 @@ class ChatEncoder:
         named = {"eos_token": words[tokenizer.end_id]}
         if tokenizer.bos_id is not None:
             named["bos_token"] = words[tokenizer.bos_id]
-        self.renderer = Renderer(
+        self.renderer = ConversationRenderer(
             choose_template(template, {**chat.templates, **templates}, control, tokenizer.name),
             {**named, **chat.tokens},
             control,
             added=tokenizer.added,
             date=date,
-            media={kind: Stand(one.placeholder, one.alone) for kind, one in families.items()},
+            media={
+                kind: PlaceholderFormat(one.placeholder, one.alone)
+                for kind, one in families.items()
+            },
         )
 
     @property
@@ -130,7 +140,9 @@ class ChatEncoder:
         return (*self.renderer.notes, slow)
 
 
-def _refuse_unknown(tokenizer: Tokenizer, families: Mapping[Kind, Family]) -> None:
+def _check_placeholders(
+    tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]
+) -> None:
     for kind, family in families.items():
         for token in (family.placeholder, family.token):
             if token not in tokenizer.control:

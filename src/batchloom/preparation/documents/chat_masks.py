@@ -8,18 +8,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.chat.templates import Stretch
-from batchloom.preparation.documents.chat_encoding import Encoder
+from batchloom.chat.templates import CharacterSpan
+from batchloom.preparation.documents.chat_encoding import ControlEncoder
 from batchloom.preparation.documents.token_positions import (
-    Stretches,
-    Tokens,
-    by_bytes,
-    byte_places,
-    differing,
+    CharacterRanges,
+    TokenBytes,
+    find_misaligned_texts,
     mark_tokens,
+    to_byte_offsets,
+    token_byte_ranges,
 )
 
-Ids = tuple[NDArray[np.uint32], NDArray[np.int64]]
+EncodedIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
 
 
 class RenderedText(NamedTuple):
@@ -34,11 +34,11 @@ class RenderedText(NamedTuple):
 
     text: str
     control: Sequence[int]
-    stretches: Sequence[Stretch]
+    stretches: Sequence[CharacterSpan]
     lenient: bool
 
 
-class Masked(NamedTuple):
+class MaskedTokens(NamedTuple):
     """A text's tokens.
 
     Attributes:
@@ -55,7 +55,7 @@ class Masked(NamedTuple):
 
     def tokens_at(self, text: str, places: Sequence[int]) -> list[int] | None:
         """The tokens that begin at places of the text; None where one lies inside a token."""
-        wanted = byte_places(text, places) if self.in_bytes else list(places)
+        wanted = to_byte_offsets(text, places) if self.in_bytes else list(places)
         at = np.searchsorted(self.starts, wanted)
         inside = at < self.starts.size
         if np.any(self.starts[at[inside]] != np.array(wanted, np.int64)[inside]):
@@ -63,7 +63,7 @@ class Masked(NamedTuple):
         return [int(number) for number in at]
 
 
-def mask_texts(encoder: Encoder, texts: Sequence[RenderedText]) -> list[Masked | str]:
+def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[MaskedTokens | str]:
     """The tokens of each text, or why it cannot be used.
 
     Raises:
@@ -71,31 +71,34 @@ def mask_texts(encoder: Encoder, texts: Sequence[RenderedText]) -> list[Masked |
     """
     sizes = encoder.sizes
     if sizes is None:
-        return [_placed(encoder, text) for text in texts]
+        return [_mask_by_offsets(encoder, text) for text in texts]
     ids = encoder.tokenizer.encode_batch([text.text for text in texts], control=True)
-    made = _by_bytes(encoder, texts, ids, sizes)
-    spelled = [n for n, one in enumerate(made) if one is _SPELLED]
+    made = _mask_by_bytes(encoder, texts, ids, sizes)
+    spelled = [n for n, one in enumerate(made) if one is _SPELLED_CONTROL]
     if spelled:
         some = [texts[n] for n in spelled]
-        apart = _by_bytes(encoder, some, _encode_apart(encoder, some), sizes)
+        apart = _mask_by_bytes(encoder, some, _encode_segments(encoder, some), sizes)
         for n, one in zip(spelled, apart, strict=True):
             made[n] = one
     return [
-        _placed(encoder, text) if one is _UNEVEN else one
+        _mask_by_offsets(encoder, text) if one is _BYTES_DIFFER else one
         for text, one in zip(texts, made, strict=True)
     ]
 
 
-_SPELLED = "it spells a control token that cannot be told from the template's own"
-_UNEVEN = "the bytes of its tokens are not those of its text"
+_SPELLED_CONTROL = "it spells a control token that cannot be told from the template's own"
+_BYTES_DIFFER = "the bytes of its tokens are not those of its text"
 
 
-def _by_bytes(
-    encoder: Encoder, texts: Sequence[RenderedText], encoded: Ids, sizes: NDArray[np.int64]
-) -> list[Masked | str]:
+def _mask_by_bytes(
+    encoder: ControlEncoder,
+    texts: Sequence[RenderedText],
+    encoded: EncodedIds,
+    sizes: NDArray[np.int64],
+) -> list[MaskedTokens | str]:
     """Masks by the bytes that ids stand for, and the proof that they are the text's."""
     ids, bounds = encoded
-    tokens = by_bytes(ids, bounds, sizes)
+    tokens = token_byte_ranges(ids, bounds, sizes)
     lengths: list[int] = []
     control: list[Sequence[int]] = []
     edges: list[Sequence[int]] = []
@@ -106,33 +109,33 @@ def _by_bytes(
         else:
             lengths.append(-1)
         ends = stretches[0] if len(stretches) == 1 else list(chain(*stretches))
-        control.append(written if bare else byte_places(text, written))
-        edges.append(ends if bare else byte_places(text, ends))
+        control.append(written if bare else to_byte_offsets(text, written))
+        edges.append(ends if bare else to_byte_offsets(text, ends))
     uneven = np.diff(tokens.base) != lengths
-    spelled = differing(tokens, encoder.is_control[ids], bounds, control)
-    mask, wrong = _marked(tokens, texts, edges)
-    made: list[Masked | str] = []
+    spelled = find_misaligned_texts(tokens, encoder.is_control[ids], bounds, control)
+    mask, wrong = _mark_trained(tokens, texts, edges)
+    made: list[MaskedTokens | str] = []
     starts = tokens.starts - np.repeat(tokens.base[:-1], np.diff(bounds))
     cuts = bounds.tolist()
     for n in range(len(texts)):
         part = slice(cuts[n], cuts[n + 1])
-        made.append(Masked(ids[part], mask[part], starts[part], in_bytes=True))
+        made.append(MaskedTokens(ids[part], mask[part], starts[part], in_bytes=True))
     for n, why in wrong.items():
         made[n] = why
-    for why, flags in ((_SPELLED, spelled), (_UNEVEN, uneven)):
+    for why, flags in ((_SPELLED_CONTROL, spelled), (_BYTES_DIFFER, uneven)):
         for n in np.flatnonzero(flags).tolist():
             made[n] = why
     return made
 
 
-def _marked(
-    tokens: Tokens, texts: Sequence[RenderedText], edges: Sequence[Sequence[int]]
+def _mark_trained(
+    tokens: TokenBytes, texts: Sequence[RenderedText], edges: Sequence[Sequence[int]]
 ) -> tuple[NDArray[np.bool_], dict[int, str]]:
     """The mask of a batch, and what is wrong with the edges of a text's stretches."""
     flat = np.fromiter(chain.from_iterable(edges), np.int64)
     counts = np.array([len(text.stretches) for text in texts], np.int64)
     owner = np.repeat(np.arange(len(texts)), counts)
-    mask, early, late = mark_tokens(tokens, Stretches(owner, flat[::2], flat[1::2]))
+    mask, early, late = mark_tokens(tokens, CharacterRanges(owner, flat[::2], flat[1::2]))
     first = np.cumsum(counts) - counts
     wrong: dict[int, str] = {}
     for at in np.flatnonzero(early | late).tolist():
@@ -140,11 +143,13 @@ def _marked(
         text = texts[number]
         if not text.lenient:
             stretch = text.stretches[at - int(first[number])]
-            wrong.setdefault(number, _straddles(text.text, stretch, at_start=bool(early[at])))
+            wrong.setdefault(
+                number, _describe_straddle(text.text, stretch, at_start=bool(early[at]))
+            )
     return mask, wrong
 
 
-def _straddles(text: str, stretch: Stretch, *, at_start: bool) -> str:
+def _describe_straddle(text: str, stretch: CharacterSpan, *, at_start: bool) -> str:
     place = stretch[0] if at_start else stretch[1]
     around = f"{text[max(0, place - 12) : place]!a} and {text[place : place + 12]!a}"
     side = "begins" if at_start else "ends"
@@ -154,7 +159,7 @@ def _straddles(text: str, stretch: Stretch, *, at_start: bool) -> str:
     )
 
 
-def _encode_apart(encoder: Encoder, texts: Sequence[RenderedText]) -> Ids:
+def _encode_segments(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> EncodedIds:
     """Ids of texts cut at the template's own control tokens, the rest encoded as plain text."""
     pieces: list[str] = []
     plan: list[list[int]] = []
@@ -184,7 +189,7 @@ def _encode_apart(encoder: Encoder, texts: Sequence[RenderedText]) -> Ids:
     return np.concatenate(made), np.cumsum(lengths)
 
 
-def _placed(encoder: Encoder, text: RenderedText) -> Masked | str:
+def _mask_by_offsets(encoder: ControlEncoder, text: RenderedText) -> MaskedTokens | str:
     """One text by the places that the tokenizer itself gives."""
     ids, starts, stops = encoder.tokenizer.encode_placed(text.text)
     if not ids.size:
@@ -199,7 +204,7 @@ def _placed(encoder: Encoder, text: RenderedText) -> Masked | str:
         and encoder.tokenizer.control.get(text.text[start:stop]) == number
     ]
     if control != list(text.control):
-        return _SPELLED
-    tokens = Tokens(starts, stops, np.array([0, len(text.text)], np.int64))
-    mask, wrong = _marked(tokens, [text], [list(chain(*text.stretches))])
-    return wrong[0] if wrong else Masked(ids, mask, starts, in_bytes=False)
+        return _SPELLED_CONTROL
+    tokens = TokenBytes(starts, stops, np.array([0, len(text.text)], np.int64))
+    mask, wrong = _mark_trained(tokens, [text], [list(chain(*text.stretches))])
+    return wrong[0] if wrong else MaskedTokens(ids, mask, starts, in_bytes=False)

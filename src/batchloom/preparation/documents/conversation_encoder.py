@@ -10,22 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.chat import RenderError
-from batchloom.chat.templates import NothingTrainedError, Rendered, trained_stretches
+from batchloom.chat.templates import ConversationText, NothingTrainedError, compute_trained_spans
 from batchloom.core.conversation import Conversation
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
-from batchloom.preparation.documents.chat_masks import Masked, RenderedText, mask_texts
+from batchloom.preparation.documents.chat_masks import MaskedTokens, RenderedText, mask_texts
 from batchloom.preparation.documents.media_tokens import (
     MediaText,
     PlacedMedium,
-    kept_media,
-    with_runs,
-    without_media,
+    expand_media_tokens,
+    subtract_media,
+    truncate_media,
     write_expansions,
 )
-from batchloom.preparation.settings import ChatRules, OverlongError, cut, fit_turns
+from batchloom.preparation.settings import (
+    ChatRules,
+    OverlongError,
+    count_fitting_tokens,
+    split_at_limit,
+)
 
 
-class LeftOut(NamedTuple):
+class EncodeFault(NamedTuple):
     """A conversation, or a part of one, that gives no document.
 
     Attributes:
@@ -59,8 +64,8 @@ class EncodedConversations:
     lengths: NDArray[np.uint32]
     mask: NDArray[np.bool_]
     numbers: NDArray[np.int64]
-    faults: list[LeftOut]
-    dropped: list[LeftOut]
+    faults: list[EncodeFault]
+    dropped: list[EncodeFault]
     altered: Counter[str]
     media: list[list[PlacedMedium]] = field(default_factory=list)
 
@@ -83,8 +88,8 @@ def encode_conversations(
         TemplateError: the template is to be stopped.
         OverlongError: a conversation is too long, and ``overlong`` is ``error``.
     """
-    out = _Outcome()
-    waiting: list[_Waiting] = []
+    out = _ConversationResults()
+    waiting: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
     for number, conversation in enumerate(conversations):
         try:
@@ -92,48 +97,53 @@ def encode_conversations(
             if conversation.media:
                 media = write_expansions(conversation.media, rendered, encoder)
                 rendered = media.rendered
-            stretches = trained_stretches(conversation, rendered, rules.train_on)
-            refuse_surrogates(rendered.text)
+            stretches = compute_trained_spans(conversation, rendered, rules.train_on)
+            check_surrogates(rendered.text)
         except RenderError as error:
-            out.faults.append(LeftOut(number, str(error)))
+            out.faults.append(EncodeFault(number, str(error)))
         except NothingTrainedError as error:
-            out.dropped.append(LeftOut(number, str(error)))
+            out.dropped.append(EncodeFault(number, str(error)))
         else:
             lenient = rendered.generation is not None
             texts.append(RenderedText(rendered.text, rendered.control, stretches, lenient))
-            waiting.append(_Waiting(number, conversation, rendered, media))
+            waiting.append(_RenderedConversation(number, conversation, rendered, media))
     masked = mask_texts(encoder, texts) if texts else []
     for one, text, made in zip(waiting, texts, masked, strict=True):
         try:
-            proved, placed = _proved(encoder, one, text, made, prove=rules.prove)
+            proved, placed = _mask_and_verify(encoder, one, text, made, prove=rules.prove)
         except RenderError as error:
-            out.faults.append(LeftOut(one.number, str(error)))
+            out.faults.append(EncodeFault(one.number, str(error)))
             continue
         if one.rendered.altered:
             out.altered.update(one.rendered.altered)
         if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
-            _shorten(out, one, proved, placed, rules)
+            _apply_overlong(out, one, proved, placed, rules)
         elif proved.mask.any():
             out.add(one.number, proved.ids, proved.mask, placed)
         else:
             out.dropped.append(
-                LeftOut(one.number, "nothing to train: its trained turns have no tokens")
+                EncodeFault(one.number, "nothing to train: its trained turns have no tokens")
             )
     return out.result()
 
 
-class _Waiting(NamedTuple):
+class _RenderedConversation(NamedTuple):
     """A conversation that is rendered; ``media`` is None where it holds none."""
 
     number: int
     conversation: Conversation
-    rendered: Rendered
+    rendered: ConversationText
     media: MediaText | None
 
 
-def _proved(
-    encoder: ChatEncoder, one: _Waiting, text: RenderedText, made: Masked | str, *, prove: bool
-) -> tuple[Masked, list[PlacedMedium]]:
+def _mask_and_verify(
+    encoder: ChatEncoder,
+    one: _RenderedConversation,
+    text: RenderedText,
+    made: MaskedTokens | str,
+    *,
+    prove: bool,
+) -> tuple[MaskedTokens, list[PlacedMedium]]:
     """The tokens of a conversation, as they are stored, and where its media stand.
 
     Raises:
@@ -143,14 +153,14 @@ def _proved(
         raise RenderError(made)
     placed: list[PlacedMedium] = []
     if one.media is not None:
-        made, placed = with_runs(made, one.media, one.conversation.media, encoder)
-        text = text._replace(stretches=without_media(text.stretches, one.media.media))
-    if prove and (problem := _disproof(encoder, text, made)):
+        made, placed = expand_media_tokens(made, one.media, one.conversation.media, encoder)
+        text = text._replace(stretches=subtract_media(text.stretches, one.media.media))
+    if prove and (problem := _find_mask_mismatch(encoder, text, made)):
         raise RenderError(problem)
     return made, placed
 
 
-def refuse_surrogates(text: str) -> None:
+def check_surrogates(text: str) -> None:
     """Raise RenderError for a text that no tokenizer takes."""
     if not text.isascii():
         try:
@@ -162,12 +172,12 @@ def refuse_surrogates(text: str) -> None:
 
 
 @dataclass(slots=True)
-class _Outcome:
+class _ConversationResults:
     ids: list[NDArray[np.uint32]] = field(default_factory=list)
     masks: list[NDArray[np.bool_]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    faults: list[LeftOut] = field(default_factory=list)
-    dropped: list[LeftOut] = field(default_factory=list)
+    faults: list[EncodeFault] = field(default_factory=list)
+    dropped: list[EncodeFault] = field(default_factory=list)
     altered: Counter[str] = field(default_factory=Counter)
     media: list[list[PlacedMedium]] = field(default_factory=list)
 
@@ -198,10 +208,10 @@ class _Outcome:
         )
 
 
-def _shorten(
-    out: _Outcome,
-    one: _Waiting,
-    made: Masked,
+def _apply_overlong(
+    out: _ConversationResults,
+    one: _RenderedConversation,
+    made: MaskedTokens,
     placed: Sequence[PlacedMedium],
     rules: ChatRules,
 ) -> None:
@@ -214,39 +224,43 @@ def _shorten(
             f"has {long}: allow more, or choose what becomes of long ones (drop, truncate-turns, split)",
         )
     if rules.overlong == "drop":
-        out.dropped.append(LeftOut(number, f"overlong: {long}"))
+        out.dropped.append(EncodeFault(number, f"overlong: {long}"))
         return
     if rules.overlong == "split" and placed:
-        out.dropped.append(LeftOut(number, f"overlong: {long}, and what holds media is never cut"))
+        out.dropped.append(
+            EncodeFault(number, f"overlong: {long}, and what holds media is never cut")
+        )
         return
     if rules.overlong == "split":
-        _cut(out, number, made, limit)
+        _split_conversation(out, number, made, limit)
         return
     turns = sorted(turn.head for turn in rendered.turns if turn is not None)
     heads = made.tokens_at(rendered.text, turns)
     if not heads:
         why = rendered.problem or "its turns do not begin with tokens of their own"
-        out.dropped.append(LeftOut(number, f"overlong: {long}, and it cannot be cut: {why}"))
+        out.dropped.append(EncodeFault(number, f"overlong: {long}, and it cannot be cut: {why}"))
         return
     heads[0] = 0
-    kept = fit_turns(made.mask, heads, limit)
+    kept = count_fitting_tokens(made.mask, heads, limit)
     if kept:
-        out.add(number, made.ids[:kept], made.mask[:kept], kept_media(placed, kept))
+        out.add(number, made.ids[:kept], made.mask[:kept], truncate_media(placed, kept))
     else:
-        out.dropped.append(LeftOut(number, f"overlong: {long}, and no whole trained turns fit"))
+        out.dropped.append(EncodeFault(number, f"overlong: {long}, and no whole trained turns fit"))
 
 
-def _cut(out: _Outcome, number: int, made: Masked, limit: int) -> None:
+def _split_conversation(
+    out: _ConversationResults, number: int, made: MaskedTokens, limit: int
+) -> None:
     """Make documents of the pieces of a conversation."""
-    for start, stop, trains in cut(made.mask, limit):
+    for start, stop, trains in split_at_limit(made.mask, limit):
         if trains:
             out.add(number, made.ids[start:stop], made.mask[start:stop])
         else:
             where = f"tokens {start:,} to {stop:,} of {made.mask.size:,}, a piece of a conversation"
-            out.dropped.append(LeftOut(number, f"nothing to train: {where}"))
+            out.dropped.append(EncodeFault(number, f"nothing to train: {where}"))
 
 
-def _disproof(encoder: ChatEncoder, text: RenderedText, made: Masked) -> str:
+def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, made: MaskedTokens) -> str:
     """Why the decoded trained tokens are not the trained text, empty where they are.
 
     A tokenizer that works on bytes must give the text to the letter. The others may put a space

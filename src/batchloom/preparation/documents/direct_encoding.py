@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
-from batchloom.preparation.documents.document_encoder import encode_documents, tidy
-from batchloom.preparation.documents.record_parsers import Reading, texts_in
-from batchloom.preparation.documents.token_encoder import Encoded
-from batchloom.sources import Part, PartReader
+from batchloom.preparation.documents.document_encoder import encode_documents, normalize_records
+from batchloom.preparation.documents.record_parsers import RecordParser, iter_texts
+from batchloom.preparation.documents.token_encoder import EncodedBatch
+from batchloom.sources import PartReader, SourcePart
 from batchloom.sources.files import Source
 from batchloom.store import StoreLengths
-from batchloom.tokens import Tokenizer, verify_control, verify_engine
+from batchloom.tokens import Tokenizer, verify_control_tokens, verify_engine
 
-DTYPE = np.dtype(np.uint32)
-_COMPARED = 256
+DIRECT_DTYPE = np.dtype(np.uint32)
+_COMPARED_DOCUMENTS = 256
 
-Numbers = NDArray[np.int64]
+DocumentNumbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Direct:
+class DirectEncoding:
     """How documents become ids.
 
     Attributes:
@@ -38,15 +38,15 @@ class Direct:
     """
 
     tokenizer: Tokenizer
-    reading: Callable[[Source], Reading]
+    reading: Callable[[Source], RecordParser]
     refuse: Callable[[Source, BadRecord], object]
     template: str | None = None
     seen: Callable[[int, int], object] = lambda _bytes, _records: None
 
 
 def encode_directly(
-    sources: Sequence[Source], how: Direct, rank: int = 0, world_size: int = 1
-) -> Iterator[Encoded]:
+    sources: Sequence[Source], how: DirectEncoding, rank: int = 0, world_size: int = 1
+) -> Iterator[EncodedBatch]:
     """The documents of ``sources`` in order, many at a time, as ``prepare`` would encode them.
 
     Args:
@@ -60,19 +60,19 @@ def encode_directly(
         InputError: a source cannot be read or holds preferences, or ``how.refuse`` raises for a record.
         TemplateError: the template cannot be used.
     """
-    encoder = _Encoder(how)
+    encoder = _LazyEncoder(how)
     number = 0
     for source in sources:
         reading, consumed = how.reading(source), 0
         _refuse_preferences(source, reading)
-        with PartReader(Part(source, 0, source.size), reading.rules) as reader:
+        with PartReader(SourcePart(source, 0, source.size), reading.rules) as reader:
             for found in reader:
                 how.seen(reader.consumed - consumed, found.seen)
                 consumed = reader.consumed
-                reading.take_in(found)
+                reading.parse_records(found)
                 for bad in found.bad:
                     how.refuse(source, bad)
-                tidy(found, reading.way, normalized=True)
+                normalize_records(found, reading.way, normalized=True)
                 first = (rank - number) % world_size
                 number += len(found.values)
                 mine = slice(first, None, world_size)
@@ -90,7 +90,7 @@ def encode_directly(
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _DirectContext:
     """What makes tokens; see ``Encoding``."""
 
     tokenizer: Tokenizer
@@ -102,26 +102,28 @@ class _Ready:
 
 
 @final
-class _Encoder:
+class _LazyEncoder:
     """Tokenizer and template, compared and made ready when the first documents are there."""
 
-    def __init__(self, how: Direct) -> None:
+    def __init__(self, how: DirectEncoding) -> None:
         self._how = how
-        self._ready: _Ready | None = None
+        self._ready: _DirectContext | None = None
 
-    def encode(self, reading: Reading, documents: list[Any]) -> Encoded:
+    def encode(self, reading: RecordParser, documents: list[Any]) -> EncodedBatch:
         ready = self._ready
         if ready is None:
-            texts = [text for one in islice(documents, _COMPARED) for text in texts_in(one)]
-            ready = _Ready(verify_engine(self._how.tokenizer, texts), DTYPE, None)
+            texts = [
+                text for one in islice(documents, _COMPARED_DOCUMENTS) for text in iter_texts(one)
+            ]
+            ready = _DirectContext(verify_engine(self._how.tokenizer, texts), DIRECT_DTYPE, None)
         if ready.chat is None and reading.templated:
-            exact = verify_control(ready.tokenizer, ())
+            exact = verify_control_tokens(ready.tokenizer, ())
             ready = replace(ready, chat=ChatEncoder(exact, self._how.template))
         self._ready = ready
         return encode_documents(ready, reading, documents)
 
 
-def _refuse_preferences(source: Source, reading: Reading) -> None:
+def _refuse_preferences(source: Source, reading: RecordParser) -> None:
     if reading.preferences:
         raise InputError(
             f"{source.name} holds preferences ({reading.detected}), and rows of it would train the answers that are "
@@ -131,7 +133,7 @@ def _refuse_preferences(source: Source, reading: Reading) -> None:
 
 
 @final
-class Documents:
+class EncodedDocuments:
     """Encoded documents in memory, which pools and assembly take as they take a store.
 
     Attributes:
@@ -140,29 +142,29 @@ class Documents:
         masked: whether some tokens are not trained.
     """
 
-    def __init__(self, encoded: Sequence[Encoded], end_id: int) -> None:
+    def __init__(self, encoded: Sequence[EncodedBatch], end_id: int) -> None:
         tokens = [one.tokens for one in encoded]
         lengths = np.concatenate([np.zeros(0, np.uint32), *(one.lengths for one in encoded)])
         self.lengths, self.end_id = StoreLengths(lengths), end_id
         self.masked = any(one.trained is not None for one in encoded)
-        self._tokens = np.concatenate([np.zeros(0, DTYPE), *tokens])
-        self._trained = np.concatenate([np.zeros(0, bool), *map(_trained, encoded)])
+        self._tokens = np.concatenate([np.zeros(0, DIRECT_DTYPE), *tokens])
+        self._trained = np.concatenate([np.zeros(0, bool), *map(_trained_mask, encoded)])
         self._starts = np.cumsum(lengths, dtype=np.int64) - lengths
 
     def read(
-        self, documents: Numbers, starts: Numbers, lengths: Numbers
+        self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
     ) -> list[NDArray[np.generic]]:
         """The ids of spans of documents, as views; arguments as of ``Store.read``."""
         begins = self._starts[documents] + starts
         return [self._tokens[a : a + n] for a, n in zip(begins, lengths, strict=True)]
 
     def mask(
-        self, documents: Numbers, starts: Numbers, lengths: Numbers
+        self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
     ) -> list[NDArray[np.bool_]]:
         """For the tokens of spans whether each is trained, as views."""
         begins = self._starts[documents] + starts
         return [self._trained[a : a + n] for a, n in zip(begins, lengths, strict=True)]
 
 
-def _trained(encoded: Encoded) -> NDArray[np.bool_]:
+def _trained_mask(encoded: EncodedBatch) -> NDArray[np.bool_]:
     return np.ones(encoded.tokens.size, bool) if encoded.trained is None else encoded.trained

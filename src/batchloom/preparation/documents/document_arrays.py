@@ -9,7 +9,7 @@ from batchloom.tokens import Tokenizer
 BAD_LABEL = np.uint64(0x9E3779B97F4A7C15)
 
 
-def keys_of(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.uint64]:
+def make_duplicate_keys(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.uint64]:
     """What duplicates share: the hash of the content, with the label of a labelled answer, uint64 [D, 2].
 
     Args:
@@ -21,7 +21,7 @@ def keys_of(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.ui
     return keys
 
 
-def with_control(
+def add_control_tokens(
     ids: NDArray[np.generic],
     bounds: NDArray[np.int64],
     tokenizer: Tokenizer,
@@ -37,17 +37,17 @@ def with_control(
     """
     extra = 1 if tokenizer.bos_id is None else 2
     made = np.empty(len(ids) + extra * (len(bounds) - 1), dtype)
-    put_with_control(ids, bounds, tokenizer, made)
+    write_with_control(ids, bounds, tokenizer, made)
     return made
 
 
-def put_with_control(
+def write_with_control(
     ids: NDArray[np.generic],
     bounds: NDArray[np.int64],
     tokenizer: Tokenizer,
     made: NDArray[np.generic],
 ) -> None:
-    """What :func:`with_control` gives, put into ``made``."""
+    """What :func:`add_control_tokens` gives, put into ``made``."""
     extra = 1 if tokenizer.bos_id is None else 2
     numbers = np.arange(len(bounds) - 1)
     ends = bounds[1:] + extra * numbers + (extra - 1)
@@ -61,7 +61,7 @@ def put_with_control(
     made[plain] = ids
 
 
-def without_control(
+def strip_control_tokens(
     ids: NDArray[np.generic], lengths: NDArray[np.int64], added: tuple[int, int]
 ) -> tuple[NDArray[np.generic], NDArray[np.uint32]]:
     """Documents' ids back to back without so many at the beginning and at the end of each, and their lengths."""

@@ -7,36 +7,36 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from batchloom.core.conversation import Interleaved, Pair
+from batchloom.core.conversation import InterleavedText, PreferencePair
 from batchloom.core.document import Records
-from batchloom.preparation.dedup import Pieces
-from batchloom.preparation.documents.chat_encoding import ChatEncoder, TextEncoder
-from batchloom.preparation.documents.conversation_encoder import LeftOut
+from batchloom.preparation.dedup import RepeatUnit
+from batchloom.preparation.documents.chat_encoding import ChatEncoder, MediaTextEncoder
+from batchloom.preparation.documents.conversation_encoder import EncodeFault
 from batchloom.preparation.documents.fill_in_the_middle import FimCutter
 from batchloom.preparation.documents.interleaved_encoder import encode_interleaved
 from batchloom.preparation.documents.preference_encoder import (
-    encode_labels,
-    encode_pairs,
+    encode_labelled_answers,
+    encode_preference_pairs,
     encode_text_pairs,
 )
-from batchloom.preparation.documents.record_parsers import Reading, Readings, Way
-from batchloom.preparation.documents.subsets import Membership
+from batchloom.preparation.documents.record_parsers import RecordKind, RecordParser, RecordParsers
+from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.token_encoder import (
-    Encoded,
-    beginning,
+    EncodedBatch,
     encode_chats,
-    encode_filled,
-    encode_rows,
+    encode_fim_texts,
     encode_texts,
+    encode_token_rows,
+    make_snippet,
 )
 from batchloom.preparation.settings import DedupRecipe
 from batchloom.sources import ReadRules, RecordBounds
-from batchloom.text import Cleaner, normalize
+from batchloom.text import TextCleaner, normalize
 from batchloom.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class EncodeContext:
     """What every unit of a job needs to know.
 
     Attributes:
@@ -56,21 +56,21 @@ class Task:
     """
 
     rules: ReadRules
-    readings: Readings
+    readings: RecordParsers
     bounds: RecordBounds
     normalize: bool
     tokenizer: Tokenizer
     dtype: np.dtype[np.generic]
-    membership: Membership
+    membership: SubsetRule
     chat: ChatEncoder | None = None
     overlap: bool = False
-    cleaner: Cleaner | None = None
+    cleaner: TextCleaner | None = None
     dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
     fim: FimCutter | None = None
-    media: TextEncoder | None = None
+    media: MediaTextEncoder | None = None
 
     @property
-    def pieces(self) -> Pieces | None:
+    def pieces(self) -> RepeatUnit | None:
         """What is left out where it stood before; None where only whole documents are."""
         return self.dedup.pieces
 
@@ -80,17 +80,21 @@ class Task:
         return self.dedup.mode == "near"
 
 
-def tidy(found: Records, way: Way, *, normalized: bool) -> None:
+def normalize_records(found: Records, way: RecordKind, *, normalized: bool) -> None:
     """Normalise the texts of a stretch, and leave out those that say nothing."""
     if way == "text-pairs" and normalized:
-        found.values = [Pair(normalize(p.chosen), normalize(p.rejected)) for p in found.values]
+        found.values = [
+            PreferencePair(normalize(p.chosen), normalize(p.rejected)) for p in found.values
+        ]
     if way == "interleaved":
         if normalized:
             found.values = [
-                Interleaved([normalize(text) for text in one.texts], one.media)
+                InterleavedText([normalize(text) for text in one.texts], one.media)
                 for one in found.values
             ]
-        _keep(found, [any(text and not text.isspace() for text in d.texts) for d in found.values])
+        _filter_records(
+            found, [any(text and not text.isspace() for text in d.texts) for d in found.values]
+        )
     if way != "text":
         return
     if normalized:
@@ -99,17 +103,17 @@ def tidy(found: Records, way: Way, *, normalized: bool) -> None:
             for text in found.values
         ]
     if "" in found.values or any(map(str.isspace, found.values)):
-        _keep(found, [bool(text) and not text.isspace() for text in found.values])
+        _filter_records(found, [bool(text) and not text.isspace() for text in found.values])
 
 
-def _keep(found: Records, kept: Sequence[bool]) -> None:
+def _filter_records(found: Records, kept: Sequence[bool]) -> None:
     if not all(kept):
         found.values = list(compress(found.values, kept))
         found.records = list(compress(found.records, kept))
         found.offsets = list(compress(found.offsets, kept))
 
 
-class Encoding(Protocol):
+class EncodingComponents(Protocol):
     """What makes tokens of documents: a tokenizer, with a template where there are conversations."""
 
     @property
@@ -129,7 +133,7 @@ class Encoding(Protocol):
         """Which texts have their middle last; None where none has."""
 
     @property
-    def media(self) -> TextEncoder | None:
+    def media(self) -> MediaTextEncoder | None:
         """The tokenizer for texts with media; None where media are not read."""
 
     @property
@@ -137,10 +141,12 @@ class Encoding(Protocol):
         """Whether documents are compared by their tokens."""
 
 
-def encode_documents(task: Encoding, reading: Reading, documents: list[Any]) -> Encoded:
+def encode_documents(
+    task: EncodingComponents, reading: RecordParser, documents: list[Any]
+) -> EncodedBatch:
     """Tokenize documents of one reading."""
     if reading.way == "tokens":
-        made = encode_rows(documents, task.tokenizer.vocab_size, task.dtype)
+        made = encode_token_rows(documents, task.tokenizer.vocab_size, task.dtype)
     elif reading.way == "interleaved":
         if task.media is None:
             raise AssertionError("a job with media has a tokenizer for them")
@@ -148,7 +154,7 @@ def encode_documents(task: Encoding, reading: Reading, documents: list[Any]) -> 
     elif reading.chat is None:
         if task.fim is None:
             return encode_texts(documents, task.tokenizer, task.dtype)
-        return encode_filled(
+        return encode_fim_texts(
             documents, task.tokenizer, task.dtype, task.fim, compared=task.compared
         )
     elif reading.way == "text-pairs":
@@ -156,15 +162,15 @@ def encode_documents(task: Encoding, reading: Reading, documents: list[Any]) -> 
     elif task.chat is None:
         raise AssertionError("a job with conversations has a template")
     elif reading.way == "pairs":
-        made = encode_pairs(documents, task.chat, reading.chat, task.dtype)
+        made = encode_preference_pairs(documents, task.chat, reading.chat, task.dtype)
     elif reading.way == "labels":
-        made = encode_labels(documents, task.chat, reading.chat, task.dtype)
+        made = encode_labelled_answers(documents, task.chat, reading.chat, task.dtype)
     else:
         made = encode_chats(documents, task.chat, reading.chat, task.dtype)
-    faults = [left._replace(snippet=beginning(documents[left.number])) for left in made.faults]
+    faults = [left._replace(snippet=make_snippet(documents[left.number])) for left in made.faults]
     return replace(made, faults=faults)
 
 
-def rule_of(left: LeftOut) -> str:
+def fault_rule(left: EncodeFault) -> str:
     """The rule by which a document was left out: the reason up to its figures."""
     return left.reason.partition(":")[0]

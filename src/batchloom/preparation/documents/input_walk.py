@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 from batchloom.core.document import Records
 from batchloom.core.errors import InputError
-from batchloom.preparation.documents.record_parsers import Reading, Readings
-from batchloom.preparation.documents.token_encoder import size_of
-from batchloom.sources import Part, PartReader, RecordBounds
+from batchloom.preparation.documents.record_parsers import RecordParser, RecordParsers
+from batchloom.preparation.documents.token_encoder import estimate_characters
+from batchloom.sources import PartReader, RecordBounds, SourcePart
 
 # A stretch without documents counts as so many characters.
-_STRETCH = 64 << 10
+_MIN_BATCH_CHARACTERS = 64 << 10
 
-Refused = Callable[[Part, InputError], None]
+OnInputError = Callable[[SourcePart, InputError], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ParsedRecords:
     """What a reader gives at once.
 
     Attributes:
@@ -28,20 +28,20 @@ class Stretch:
         ended: whether the part was read to its end; this stretch holds nothing more of it.
     """
 
-    part: Part
-    reading: Reading
+    part: SourcePart
+    reading: RecordParser
     found: Records
     before: int | None
     consumed: int
     ended: bool = False
 
 
-def walk(
-    parts: Iterable[tuple[Part, int | None]],
-    readings: Readings,
+def iter_parsed_records(
+    parts: Iterable[tuple[SourcePart, int | None]],
+    readings: RecordParsers,
     bounds: RecordBounds | None,
-    refused: Refused,
-) -> Iterator[Stretch]:
+    refused: OnInputError,
+) -> Iterator[ParsedRecords]:
     """The stretches of parts, one part after the other.
 
     Args:
@@ -60,17 +60,21 @@ def walk(
             reading = readings.of(part.source)
             with PartReader(part, reading.rules, bounds) as reader:
                 for found in reader:
-                    reading.take_in(found)
+                    reading.parse_records(found)
                     seen += found.seen
-                    size += 0 if most is None else max(sum(map(size_of, found.values)), _STRETCH)
-                    yield Stretch(part, reading, found, before, reader.consumed)
+                    size += (
+                        0
+                        if most is None
+                        else max(sum(map(estimate_characters, found.values)), _MIN_BATCH_CHARACTERS)
+                    )
+                    yield ParsedRecords(part, reading, found, before, reader.consumed)
                     cut = most is not None and size >= most
                     if cut:
                         break
                 if not cut:
                     reader.finish()
                     size = part.stop - part.start
-                    yield Stretch(part, reading, Records(), before, size, ended=True)
+                    yield ParsedRecords(part, reading, Records(), before, size, ended=True)
         except InputError as error:
             refused(part, error)
         ends[part.source.name] = part.stop, None if before is None or cut else before + seen

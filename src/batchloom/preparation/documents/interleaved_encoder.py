@@ -7,26 +7,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.chat import RenderError
-from batchloom.chat.templates import Place, Rendered
-from batchloom.core.conversation import Interleaved
-from batchloom.preparation.documents.chat_encoding import Encoder
-from batchloom.preparation.documents.chat_masks import Masked, RenderedText, mask_texts
-from batchloom.preparation.documents.conversation_encoder import LeftOut, refuse_surrogates
-from batchloom.preparation.documents.document_arrays import with_control
+from batchloom.chat.templates import ConversationText, PlaceholderSpan
+from batchloom.core.conversation import InterleavedText
+from batchloom.preparation.documents.chat_encoding import ControlEncoder
+from batchloom.preparation.documents.chat_masks import MaskedTokens, RenderedText, mask_texts
+from batchloom.preparation.documents.conversation_encoder import EncodeFault, check_surrogates
+from batchloom.preparation.documents.document_arrays import add_control_tokens
 from batchloom.preparation.documents.media_tokens import (
     MediaText,
     PlacedMedium,
-    with_runs,
-    without_media,
+    expand_media_tokens,
+    subtract_media,
     write_expansions,
 )
-from batchloom.preparation.documents.token_encoder import Encoded
+from batchloom.preparation.documents.token_encoder import EncodedBatch
 
 # Holds the place of a medium until what the processor writes is put there; places are known, so any character does.
-_MARK = "\ue000"
+_MEDIUM_MARK = "\ue000"
 
 
-class _Made(NamedTuple):
+class _InterleavedTokens(NamedTuple):
     """The tokens of a document without control tokens around them, and what is trained of them."""
 
     ids: NDArray[np.uint32]
@@ -35,8 +35,8 @@ class _Made(NamedTuple):
 
 
 def encode_interleaved(
-    documents: Sequence[Interleaved], encoder: Encoder, dtype: np.dtype[np.generic]
-) -> Encoded:
+    documents: Sequence[InterleavedText], encoder: ControlEncoder, dtype: np.dtype[np.generic]
+) -> EncodedBatch:
     """Ids of texts with media, each with its end token and, where models expect it, BOS.
 
     Texts without any are tokenized as all plain text. Of the others the ids are those that the processor makes of the
@@ -47,8 +47,8 @@ def encode_interleaved(
         encoder: the tokenizer, which knows the processor's tokens.
         dtype: of a token on disk.
     """
-    faults: list[LeftOut] = []
-    made = _plain(documents, encoder) | _with_media(documents, encoder, faults)
+    faults: list[EncodeFault] = []
+    made = _encode_plain(documents, encoder) | _encode_with_media(documents, encoder, faults)
     kept = sorted(made)
     tokenizer = encoder.tokenizer
     before = 0 if tokenizer.bos_id is None else 1
@@ -57,8 +57,8 @@ def encode_interleaved(
     ids = np.concatenate([np.zeros(0, np.uint32), *(made[number].ids for number in kept)])
     around = np.ones(1, np.bool_)
     trained = [flags for n in kept for flags in (*([around] * before), made[n].trained, around)]
-    return Encoded(
-        with_control(ids, bounds, tokenizer, dtype),
+    return EncodedBatch(
+        add_control_tokens(ids, bounds, tokenizer, dtype),
         (lengths + before + 1).astype(np.uint32),
         np.concatenate([np.zeros(0, np.bool_), *trained]),
         np.array(kept, np.int64),
@@ -68,20 +68,22 @@ def encode_interleaved(
     )
 
 
-def _plain(documents: Sequence[Interleaved], encoder: Encoder) -> dict[int, _Made]:
+def _encode_plain(
+    documents: Sequence[InterleavedText], encoder: ControlEncoder
+) -> dict[int, _InterleavedTokens]:
     """Those without media."""
     numbers = [number for number, one in enumerate(documents) if not one.media]
     ids, bounds = encoder.tokenizer.encode_batch([documents[n].texts[0] for n in numbers])
     found = {}
     for at, number in enumerate(numbers):
         own = ids[bounds[at] : bounds[at + 1]]
-        found[number] = _Made(own, np.ones(own.size, np.bool_), [])
+        found[number] = _InterleavedTokens(own, np.ones(own.size, np.bool_), [])
     return found
 
 
-def _with_media(
-    documents: Sequence[Interleaved], encoder: Encoder, faults: list[LeftOut]
-) -> dict[int, _Made]:
+def _encode_with_media(
+    documents: Sequence[InterleavedText], encoder: ControlEncoder, faults: list[EncodeFault]
+) -> dict[int, _InterleavedTokens]:
     """Those with media; what cannot be used goes to ``faults``."""
     numbers: list[int] = []
     written: list[MediaText] = []
@@ -90,13 +92,13 @@ def _with_media(
         if not document.media:
             continue
         try:
-            text = write_expansions(document.media, _placed(document), encoder)
-            refuse_surrogates(text.rendered.text)
+            text = write_expansions(document.media, _mark_media(document), encoder)
+            check_surrogates(text.rendered.text)
         except RenderError as error:
-            faults.append(LeftOut(number, str(error)))
+            faults.append(EncodeFault(number, str(error)))
             continue
         whole = [(0, len(text.rendered.text))]
-        stretches = without_media(whole, text.written)
+        stretches = subtract_media(whole, text.written)
         numbers.append(number)
         written.append(text)
         texts.append(
@@ -106,25 +108,27 @@ def _with_media(
     masked = mask_texts(encoder, texts) if texts else []
     for number, text, one in zip(numbers, written, masked, strict=True):
         try:
-            found[number] = _spread(one, text, documents[number], encoder)
+            found[number] = _expand_media(one, text, documents[number], encoder)
         except RenderError as error:
-            faults.append(LeftOut(number, str(error)))
+            faults.append(EncodeFault(number, str(error)))
     return found
 
 
-def _spread(one: Masked | str, text: MediaText, document: Interleaved, encoder: Encoder) -> _Made:
+def _expand_media(
+    one: MaskedTokens | str, text: MediaText, document: InterleavedText, encoder: ControlEncoder
+) -> _InterleavedTokens:
     if isinstance(one, str):
         raise RenderError(one)
-    masked, placed = with_runs(one, text, document.media, encoder)
-    return _Made(masked.ids, masked.mask, placed)
+    masked, placed = expand_media_tokens(one, text, document.media, encoder)
+    return _InterleavedTokens(masked.ids, masked.mask, placed)
 
 
-def _placed(document: Interleaved) -> Rendered:
+def _mark_media(document: InterleavedText) -> ConversationText:
     """A document as a text with a mark for each medium."""
     places, at = [], 0
     for text, medium in zip(document.texts, document.media, strict=False):
         at += len(text)
-        places.append(Place(at, at + 1, medium.kind, typed=False))
+        places.append(PlaceholderSpan(at, at + 1, medium.kind, typed=False))
         at += 1
-    text = _MARK.join(document.texts)
-    return Rendered(text, [], "", [], None, (), tuple(places))
+    text = _MEDIUM_MARK.join(document.texts)
+    return ConversationText(text, [], "", [], None, (), tuple(places))

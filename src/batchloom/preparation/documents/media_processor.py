@@ -4,12 +4,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from batchloom.media import Processor, open_processor, read_processor_files
-from batchloom.preparation.settings import MediaRecipe, processor_folder
-from batchloom.tokens import read_beside
+from batchloom.media import MediaProcessor, open_processor, read_processor_files
+from batchloom.preparation.settings import MediaRecipe, find_processor_folder
+from batchloom.tokens import read_sidecar_hints
 
 
-def job_processor(media: MediaRecipe, tokenizer: str) -> Processor:
+def open_job_processor(media: MediaRecipe, tokenizer: str) -> MediaProcessor:
     """The processor of a recipe; its folder is read again where its files have changed.
 
     Args:
@@ -20,36 +20,38 @@ def job_processor(media: MediaRecipe, tokenizer: str) -> Processor:
         InputError: there is none, or it cannot be made.
         MissingDependencyError: transformers or Pillow is not installed.
     """
-    folder = processor_folder(media.processor)
+    folder = find_processor_folder(media.processor)
     beside = Path(tokenizer).expanduser()
     own = beside if beside.is_dir() else None
-    return _opened(folder, own, read_processor_files(folder).fingerprint)
+    return _open_cached_processor(folder, own, read_processor_files(folder).fingerprint)
 
 
-def processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
+def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
     """What is kept of the processor of a recipe: its state, with the tokens that media are made of.
 
     Args:
         media: names it.
-        tokenizer: as :func:`job_processor` takes it, which says what is raised.
+        tokenizer: as :func:`open_job_processor` takes it, which says what is raised.
     """
-    processor = job_processor(media, tokenizer)
+    processor = open_job_processor(media, tokenizer)
     tokens = {kind: family.token for kind, family in processor.families.items()}
     return {**processor.files.state(), "tokens": tokens}
 
 
 @lru_cache(maxsize=4)
-def _opened(folder: Path, tokenizer: Path | None, fingerprint: str) -> Processor:
+def _open_cached_processor(
+    folder: Path, tokenizer: Path | None, fingerprint: str
+) -> MediaProcessor:
     processor = open_processor(folder, tokenizer)
     if processor.files.fingerprint != fingerprint:
         raise AssertionError(f"{folder} changes while it is read")
     return processor
 
 
-def processor_template(media: MediaRecipe) -> str | None:
+def read_processor_template(media: MediaRecipe) -> str | None:
     """The chat template that lies beside a processor; None where there is none.
 
     Raises:
         TokenizerError: it cannot be read.
     """
-    return read_beside(processor_folder(media.processor)).chat.templates.get("default")
+    return read_sidecar_hints(find_processor_folder(media.processor)).chat.templates.get("default")

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from batchloom.chat import RenderError
-from batchloom.chat.templates import Rendered, write_media
-from batchloom.core.addresses import shown
+from batchloom.chat.templates import ConversationText, expand_placeholders
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import Medium
-from batchloom.media import Expansion, Family
-from batchloom.preparation.documents.chat_encoding import Encoder
-from batchloom.preparation.documents.chat_masks import Masked
-from batchloom.preparation.documents.token_positions import byte_places
+from batchloom.media import PlaceholderExpansion, ProcessorFamily
+from batchloom.preparation.documents.chat_encoding import ControlEncoder
+from batchloom.preparation.documents.chat_masks import MaskedTokens
+from batchloom.preparation.documents.token_positions import to_byte_offsets
 
 
 class MediaText(NamedTuple):
@@ -27,9 +27,9 @@ class MediaText(NamedTuple):
         written: (start, stop) of the same with the marks that stand around it where no template wrote any.
     """
 
-    rendered: Rendered
+    rendered: ConversationText
     media: list[tuple[int, int]]
-    expansions: list[Expansion]
+    expansions: list[PlaceholderExpansion]
     written: list[tuple[int, int]]
 
 
@@ -49,7 +49,9 @@ class PlacedMedium(NamedTuple):
     grid: tuple[int, int, int]
 
 
-def write_expansions(media: Sequence[Medium], rendered: Rendered, encoder: Encoder) -> MediaText:
+def write_expansions(
+    media: Sequence[Medium], rendered: ConversationText, encoder: ControlEncoder
+) -> MediaText:
     """Write what the processor does where media stand in a text.
 
     Raises:
@@ -58,12 +60,12 @@ def write_expansions(media: Sequence[Medium], rendered: Rendered, encoder: Encod
     expansions, written, before = [], [], []
     for number, (medium, place) in enumerate(zip(media, rendered.places, strict=True), 1):
         family = encoder.families[medium.kind]
-        expansion = _expanded(medium, family, number)
+        expansion = _expand_medium(medium, family, number)
         alone = family.placeholder if place.typed else family.alone
         expansions.append(expansion)
         written.append(alone.replace(family.placeholder, expansion.text))
         before.append(alone.index(family.placeholder))
-    made = write_media(
+    made = expand_placeholders(
         *(rendered.text, rendered.turns, rendered.control, rendered.generation),
         *(rendered.places, written, encoder.control),
     )
@@ -77,25 +79,25 @@ def write_expansions(media: Sequence[Medium], rendered: Rendered, encoder: Encod
     return MediaText(whole, stand, expansions, made.media)
 
 
-def _expanded(medium: Medium, family: Family, number: int) -> Expansion:
+def _expand_medium(medium: Medium, family: ProcessorFamily, number: int) -> PlaceholderExpansion:
     if medium.seen is None:
         raise AssertionError("media are looked at before they are encoded")
     try:
         return family.expand(medium.seen.facts)
     except UnusableRecordError as error:
         raise RenderError(
-            f"{medium.kind} {number} ({shown_place(medium)}) {error.reason}"
+            f"{medium.kind} {number} ({describe_medium(medium)}) {error.reason}"
         ) from error
 
 
-def shown_place(medium: Medium) -> str:
+def describe_medium(medium: Medium) -> str:
     """What a medium is called in a sentence."""
-    return shown(medium.place) if medium.place else "in the record"
+    return redact_url(medium.place) if medium.place else "in the record"
 
 
-def with_runs(
-    made: Masked, text: MediaText, media: Sequence[Medium], encoder: Encoder
-) -> tuple[Masked, list[PlacedMedium]]:
+def expand_media_tokens(
+    made: MaskedTokens, text: MediaText, media: Sequence[Medium], encoder: ControlEncoder
+) -> tuple[MaskedTokens, list[PlacedMedium]]:
     """Tokens with each medium's token as often as the processor writes it, and where media stand among them.
 
     Nothing is trained of what stands for a medium.
@@ -115,11 +117,11 @@ def with_runs(
     bounds = []
     for medium, (start, stop), expansion in zip(media, text.media, text.expansions, strict=True):
         token = encoder.families[medium.kind].token
-        at = _tokens_at(made, whole, _found(whole, token, start, stop), token)
+        at = _control_tokens_at(made, whole, _find_all(whole, token, start, stop), token)
         repeats[at] = expansion.runs
-        first, behind = _covering(made, whole, start, stop)
+        first, behind = _covering_tokens(made, whole, start, stop)
         mask[first:behind] = False
-        bounds.append(_covering(made, whole, *_own(whole, start, stop, encoder)))
+        bounds.append(_covering_tokens(made, whole, *_media_bounds(whole, start, stop, encoder)))
     if any(behind > first for (_, behind), (first, _) in pairwise(bounds)):
         raise RenderError("the tokens of two media that stand side by side are joined into one")
     edges = np.concatenate([[0], np.cumsum(repeats)]).tolist()
@@ -128,16 +130,16 @@ def with_runs(
         for medium, (first, behind), expansion in zip(media, bounds, text.expansions, strict=True)
     ]
     ids, starts = np.repeat(made.ids, repeats), np.repeat(made.starts, repeats)
-    return Masked(ids, np.repeat(mask, repeats), starts, made.in_bytes), placed
+    return MaskedTokens(ids, np.repeat(mask, repeats), starts, made.in_bytes), placed
 
 
-def _own(text: str, start: int, stop: int, encoder: Encoder) -> tuple[int, int]:
+def _media_bounds(text: str, start: int, stop: int, encoder: ControlEncoder) -> tuple[int, int]:
     """From the first to the last control token of what stands for a medium: what is around may join its neighbours."""
     found = list(encoder.control.finditer(text, start, stop))
     return (found[0].start(), found[-1].end()) if found else (start, stop)
 
 
-def _found(text: str, token: str, start: int, stop: int) -> list[int]:
+def _find_all(text: str, token: str, start: int, stop: int) -> list[int]:
     places = []
     at = text.find(token, start, stop)
     while at >= 0:
@@ -146,21 +148,23 @@ def _found(text: str, token: str, start: int, stop: int) -> list[int]:
     return places
 
 
-def _tokens_at(made: Masked, text: str, places: Sequence[int], token: str) -> list[int]:
+def _control_tokens_at(
+    made: MaskedTokens, text: str, places: Sequence[int], token: str
+) -> list[int]:
     at = made.tokens_at(text, places)
     if at is None or any(number >= made.ids.size for number in at):
         raise RenderError(f"{token!r} is no token of its own in this text")
     return at
 
 
-def _covering(made: Masked, text: str, start: int, stop: int) -> tuple[int, int]:
+def _covering_tokens(made: MaskedTokens, text: str, start: int, stop: int) -> tuple[int, int]:
     """The tokens that lie in a stretch of a text, in whole or in part."""
-    places = byte_places(text, [start, stop]) if made.in_bytes else [start, stop]
+    places = to_byte_offsets(text, [start, stop]) if made.in_bytes else [start, stop]
     first = int(np.searchsorted(made.starts, places[0], side="right")) - 1
     return max(first, 0), int(np.searchsorted(made.starts, places[1], side="left"))
 
 
-def without_media(
+def subtract_media(
     stretches: Sequence[tuple[int, int]], media: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """Stretches of a text without what stands for media in them."""
@@ -176,6 +180,6 @@ def without_media(
     return left
 
 
-def kept_media(placed: Sequence[PlacedMedium], tokens: int) -> list[PlacedMedium]:
+def truncate_media(placed: Sequence[PlacedMedium], tokens: int) -> list[PlacedMedium]:
     """The media that are left of a document of which the first tokens are."""
     return [one for one in placed if one.start + one.tokens <= tokens]

@@ -7,51 +7,68 @@ from typing import Any, Literal, final
 
 import msgspec
 
-from batchloom.chat import detect_schema, record_reader, shape_of, unused_columns, with_frames
-from batchloom.chat.schema import (
-    Read,
-    Record,
-    Schema,
-    Shape,
-    parse_messages,
-    says_something,
-    unused_message_keys,
-    value_at,
+from batchloom.chat import (
+    compute_record_shape,
+    detect_schema,
+    make_record_reader,
+    replace_media_with_frames,
+    unused_columns,
 )
-from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
+from batchloom.chat.schema import (
+    ParsedRecord,
+    RecordReader,
+    RecordShape,
+    Schema,
+    get_column_value,
+    is_non_empty,
+    parse_messages,
+    unused_message_keys,
+)
+from batchloom.core.conversation import (
+    Conversation,
+    InterleavedText,
+    LabelledConversation,
+    PreferencePair,
+)
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
-from batchloom.media import Looker, MediaLimits, Places
+from batchloom.media import MediaInspector, MediaLimits, MediaResolver
 from batchloom.preparation.documents.caption_files import (
-    Beside,
-    captioned,
-    may_be_caption,
-    media_in,
-    names_files,
-    with_named_files,
+    MediaByStem,
+    add_file_columns,
+    is_media_table,
+    is_possible_caption,
+    list_media_by_stem,
+    make_captioned,
 )
-from batchloom.preparation.documents.media_processor import job_processor
+from batchloom.preparation.documents.media_processor import open_job_processor
 from batchloom.preparation.settings import ChatRecipe, ChatRules, MediaRecipe, Recipe
-from batchloom.sources import Limits, Part, PartReader, ReadRules
+from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart
 from batchloom.sources.files import Source
 from batchloom.sources.formats import SNIPPET_BYTES
-from batchloom.store.format import Preferences
+from batchloom.store.format import PreferenceKind
 
-Way = Literal["text", "interleaved", "conversation", "tokens", "pairs", "text-pairs", "labels"]
+RecordKind = Literal[
+    "text", "interleaved", "conversation", "tokens", "pairs", "text-pairs", "labels"
+]
 
 # Ways whose documents a chat template renders.
-TEMPLATED: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
+TEMPLATED_KINDS: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
 # What is detected where a column called text holds text.
-USUAL = "text -> plain text"
+PLAIN_TEXT_NOTE = "text -> plain text"
 # What is said of texts beside media of their names.
-CAPTIONS = "texts beside media of the same name -> text with media"
-_FIRST_RECORDS = 100
-_FIRST_BYTES, _MOST_BYTES = 8 << 20, 64 << 20
-_TEXTS = ("text", "code")
-_MOST_ALIKE = 1024
-_PREFERENCES: dict[Way, Preferences] = {"pairs": "pairs", "text-pairs": "pairs", "labels": "labels"}
+CAPTIONS_NOTE = "texts beside media of the same name -> text with media"
+_SAMPLE_RECORDS = 100
+_SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 20, 64 << 20
+_TEXT_KINDS = ("text", "code")
+_MAX_CACHED_SCHEMAS = 1024
+_PREFERENCE_KINDS: dict[RecordKind, PreferenceKind] = {
+    "pairs": "pairs",
+    "text-pairs": "pairs",
+    "labels": "labels",
+}
 
-_KINDS = {
+_PREFERENCE_LABELS = {
     "": "documents that are no preferences",
     "pairs": "preference pairs",
     "labels": "labelled answers",
@@ -59,7 +76,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RecordParser:
     """How the records of one source become documents.
 
     Attributes:
@@ -75,8 +92,8 @@ class Reading:
     """
 
     rules: ReadRules
-    way: Way = "text"
-    read: Read | None = None
+    way: RecordKind = "text"
+    read: RecordReader | None = None
     chat: ChatRules | None = None
     detected: str = ""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
@@ -85,21 +102,21 @@ class Reading:
     unused_keys: tuple[str, ...] = field(default=(), compare=False)
 
     @property
-    def preferences(self) -> Preferences:
+    def preferences(self) -> PreferenceKind:
         """Which preferences its documents are, empty where they are none."""
-        return _PREFERENCES.get(self.way, "")
+        return _PREFERENCE_KINDS.get(self.way, "")
 
     @property
     def templated(self) -> bool:
         """Whether a chat template renders its documents; what it gives is left as it is."""
-        return self.way in TEMPLATED
+        return self.way in TEMPLATED_KINDS
 
     @property
     def ended(self) -> bool:
         """Whether its documents are given an end token, and BOS where models expect one."""
         return self.way in ("text", "interleaved", "text-pairs")
 
-    def take_in(self, found: Records) -> None:
+    def parse_records(self, found: Records) -> None:
         """Make documents of the rows of a stretch; those that cannot be used become bad records."""
         if self.read is None:
             return
@@ -119,7 +136,7 @@ class Reading:
 
 
 @final
-class Readings:
+class RecordParsers:
     """The reading of every source of a job: a function of the source's first records and the recipe.
 
     Attributes:
@@ -130,57 +147,57 @@ class Readings:
         InputError: a source holds what cannot be prepared yet, or cannot be read.
     """
 
-    def __init__(self, recipe: Recipe, limits: Limits) -> None:
+    def __init__(self, recipe: Recipe, limits: ReadLimits) -> None:
         self.rules = recipe.reading.rules(limits)
-        self._text, self._rows = Reading(self.rules), replace(self.rules, text_field=None)
+        self._text, self._rows = RecordParser(self.rules), replace(self.rules, text_field=None)
         self._recipe = recipe
-        self._known: dict[str, Reading] = {}
+        self._known: dict[str, RecordParser] = {}
         # Of texts very many lie in a folder, one behind the other, and none is remembered by itself.
-        self._folder: tuple[str, Beside, Looker | None] | None = None
+        self._folder: tuple[str, MediaByStem, MediaInspector | None] | None = None
         # Of very many files most hold the same columns.
-        self._alike: dict[tuple[int, Shape], Reading] = {}
+        self._alike: dict[tuple[int, RecordShape], RecordParser] = {}
 
-    def of(self, source: Source) -> Reading:
+    def of(self, source: Source) -> RecordParser:
         """How this source is read; its first records are looked at once."""
-        if source.kind in _TEXTS:
-            return self._captions(source) or self._text
+        if source.kind in _TEXT_KINDS:
+            return self._caption_parser(source) or self._text
         found = self._known.get(source.path)
         if found is None:
             found = self._known[source.path] = self._detect(source)
         return found
 
-    def kind_of(self, source: Source) -> Preferences | None:
+    def kind_of(self, source: Source) -> PreferenceKind | None:
         """Which preferences a source holds, empty for none; None for one without any record."""
         reading = self.of(source)
-        return reading.preferences if reading.detected or source.kind in _TEXTS else None
+        return reading.preferences if reading.detected or source.kind in _TEXT_KINDS else None
 
-    def _detect(self, source: Source) -> Reading:
+    def _detect(self, source: Source) -> RecordParser:
         field, mapping = self._recipe.columns(source.input)
         tar = source.kind == "webdataset"
-        looker = self._looker(source, own_folder=tar)
+        looker = self._make_media_checker(source, own_folder=tar)
         if field is not None and looker is None:
             rules = replace(self.rules, text_field=field)
             columns = {"text": (field,)}
-            return Reading(rules, detected=f"{field} -> plain text", columns=columns)
+            return RecordParser(rules, detected=f"{field} -> plain text", columns=columns)
         if field is not None:
             mapping = {**mapping, "text": field}
-        rows, whole = first_rows(source, self._rows)
-        files = looker is not None and names_files(source)
+        rows, whole = read_sample_rows(source, self._rows)
+        files = looker is not None and is_media_table(source)
         if files:
-            rows = list(_with_files(rows))
+            rows = list(_add_files_to_rows(rows))
         if not rows:
             # Of a source without any record no column need be the text. Where more may come, reading it
             # as text says of each record what is wrong with it, until there are too many.
-            return Reading(replace(self.rules, text_field=None if whole else "text"))
-        shape = shape_of(rows)
+            return RecordParser(replace(self.rules, text_field=None if whole else "text"))
+        shape = compute_record_shape(rows)
         # Where media lie is a matter of where their file does.
         key = None if shape is None or looker else (source.input, shape)
         if key is not None and key in self._alike:
             return self._alike[key]
         try:
             ignore = (*self._recipe.reading.ignore, *self._recipe.source(source.input).ignore)
-            schema = _schema_of(source, rows, mapping, ignore, looker)
-            found = reading_of(source, rows, self.rules, schema, self._recipe.chat, looker)
+            schema = _detect_schema(source, rows, mapping, ignore, looker)
+            found = make_record_parser(source, rows, self.rules, schema, self._recipe.chat, looker)
         except SchemaError as error:
             place = self._recipe.source(source.input).place
             if not place:
@@ -194,37 +211,43 @@ class Readings:
             unused_keys=unused_message_keys(rows, schema),
         )
         if files and found.read is not None:
-            found = replace(found, read=_naming_files(found.read))
+            found = replace(found, read=_wrap_file_rows(found.read))
         if tar:
             found = replace(found, own_folder=True)
-        if key is not None and len(self._alike) < _MOST_ALIKE:
+        if key is not None and len(self._alike) < _MAX_CACHED_SCHEMAS:
             self._alike[key] = found
         return found
 
-    def _captions(self, source: Source) -> Reading | None:
+    def _caption_parser(self, source: Source) -> RecordParser | None:
         """How a text is read that is the caption of media beside it; None for any other."""
-        if self._recipe.reading.media is None or not may_be_caption(source, self.rules.limits):
+        if self._recipe.reading.media is None or not is_possible_caption(source, self.rules.limits):
             return None
-        folder = _folder_of(source)
+        folder = _parent_folder(source)
         if self._folder is None or self._folder[0] != folder:
-            self._folder = folder, media_in(folder), self._looker(source, own_folder=True)
+            self._folder = (
+                folder,
+                list_media_by_stem(folder),
+                self._make_media_checker(source, own_folder=True),
+            )
         _, beside, looker = self._folder
         media = beside.get(source.path.rpartition("/")[2].rpartition(".")[0])
         if not media:
             return None
 
-        def read(text: Any) -> Record:
-            document = captioned(media, text)
-            return with_frames(document, looker(document.media)) if looker else document
+        def read(text: Any) -> ParsedRecord:
+            document = make_captioned(media, text)
+            return (
+                replace_media_with_frames(document, looker(document.media)) if looker else document
+            )
 
         rules = replace(self.rules, split_on="file")
-        return Reading(rules, "interleaved", read, detected=CAPTIONS, own_folder=True)
+        return RecordParser(rules, "interleaved", read, detected=CAPTIONS_NOTE, own_folder=True)
 
     def media_folder(self, source: Source) -> str | None:
         """Where paths of media begin that a source names; None where media are not read."""
         media = self._recipe.reading.media
         own = media is not None and self.of(source).own_folder
-        return None if media is None else _media_folder(media, source, own_folder=own)
+        return None if media is None else _choose_media_folder(media, source, own_folder=own)
 
     @property
     def reads_media(self) -> bool:
@@ -237,48 +260,50 @@ class Readings:
         media = self._recipe.reading.media
         return MediaLimits() if media is None else media.limits
 
-    def _looker(self, source: Source, *, own_folder: bool = False) -> Looker | None:
+    def _make_media_checker(
+        self, source: Source, *, own_folder: bool = False
+    ) -> MediaInspector | None:
         """What looks at the media of a source; None where media are not read."""
         media = self._recipe.reading.media
         if media is None:
             return None
-        kinds = job_processor(media, self._recipe.tokenizer).families
-        places = Places(
-            _media_folder(media, source, own_folder=own_folder),
+        kinds = open_job_processor(media, self._recipe.tokenizer).families
+        places = MediaResolver(
+            _choose_media_folder(media, source, own_folder=own_folder),
             media.limits,
             # Media inside of a tar lie where the tar itself does; the Hub's cache is made of links.
             follow_links=own_folder or bool(source.revision) or self._recipe.follow_links,
         )
-        return Looker(places, kinds, media.sampling, held=media.keep == "embed")
+        return MediaInspector(places, kinds, media.sampling, held=media.keep == "embed")
 
 
-def _media_folder(media: MediaRecipe, source: Source, *, own_folder: bool) -> str:
+def _choose_media_folder(media: MediaRecipe, source: Source, *, own_folder: bool) -> str:
     named = None if own_folder else media.data_folder
-    return named or _folder_of(source)
+    return named or _parent_folder(source)
 
 
-def _folder_of(source: Source) -> str:
+def _parent_folder(source: Source) -> str:
     return source.path.rpartition("/")[0] or "."
 
 
-def _with_files(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _add_files_to_rows(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of a table that names files, as far as they can be used."""
     for row in rows:
         with contextlib.suppress(UnusableRecordError):
-            yield dict(with_named_files(row))
+            yield dict(add_file_columns(row))
 
 
-def _naming_files(read: Read) -> Read:
+def _wrap_file_rows(read: RecordReader) -> RecordReader:
     """A reader of rows of a table that names files."""
-    return lambda row: read(with_named_files(row))
+    return lambda row: read(add_file_columns(row))
 
 
-def called(kind: str) -> str:
+def describe_preferences(kind: str) -> str:
     """What documents of a kind of preferences are called; of none, too."""
-    return _KINDS[kind]
+    return _PREFERENCE_LABELS[kind]
 
 
-def refuse_mixed(sources: Sequence[Source], readings: Readings) -> None:
+def check_no_mixed_preferences(sources: Sequence[Source], readings: RecordParsers) -> None:
     """Preferences stand alone: what reads a store of them reads nothing else, and the other way round.
 
     Raises:
@@ -289,19 +314,19 @@ def refuse_mixed(sources: Sequence[Source], readings: Readings) -> None:
         if (kind := readings.kind_of(source)) is not None:
             first.setdefault(kind, source.name)
     if len(first) > 1:
-        found = " and ".join(f"{_KINDS[kind]} ({name})" for kind, name in first.items())
+        found = " and ".join(f"{_PREFERENCE_LABELS[kind]} ({name})" for kind, name in first.items())
         raise InputError(
             f"The inputs hold {found}: a store holds preferences of one kind and nothing else. Prepare them into "
             "stores of their own."
         )
 
 
-def _schema_of(
+def _detect_schema(
     source: Source,
     rows: Sequence[Mapping[str, Any]],
     mapping: Mapping[str, str],
     ignore: Sequence[str],
-    looker: Looker | None,
+    looker: MediaInspector | None,
 ) -> Schema:
     """Detect the schema of a source from its first records."""
     try:
@@ -310,113 +335,120 @@ def _schema_of(
         raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
 
 
-def reading_of(
+def make_record_parser(
     source: Source,
     rows: Sequence[Mapping[str, Any]],
     rules: ReadRules,
     schema: Schema,
     chat: ChatRecipe,
-    looker: Looker | None = None,
-) -> Reading:
+    looker: MediaInspector | None = None,
+) -> RecordParser:
     """How a source with these first records is read; with a looker its documents may hold media."""
-    columns = _filled(schema, rows)
+    columns = _filled_columns(schema, rows)
     if looker is not None and schema.kind == "interleaved":
-        read, rules = _looking(record_reader(schema), looker), replace(rules, text_field=None)
-        return Reading(rules, "interleaved", read, detected=schema.description, columns=columns)
-    plain = _plain_column(schema, rows)
+        read, rules = (
+            _wrap_check_media(make_record_reader(schema), looker),
+            replace(rules, text_field=None),
+        )
+        return RecordParser(
+            rules, "interleaved", read, detected=schema.description, columns=columns
+        )
+    plain = _find_text_column(schema, rows)
     if looker is not None and schema.kind != "conversation":
         rules = replace(rules, text_field=None)
         if schema.kind == "preference":
-            found = _preference_reading(source, rows, rules, schema, chat)
-            return replace(found, read=found.read and _without_media(found.read, _PREFERENCES_READ))
-        way: Way = "text" if schema.kind == "text" else "tokens"
-        read = _without_media(record_reader(schema), _LATE)
-        return Reading(rules, way, read, detected=schema.description, columns=columns)
+            found = _make_preference_parser(source, rows, rules, schema, chat)
+            return replace(
+                found, read=found.read and _wrap_refuse_media(found.read, _PREFERENCE_MEDIA)
+            )
+        way: RecordKind = "text" if schema.kind == "text" else "tokens"
+        read = _wrap_refuse_media(make_record_reader(schema), _LATE_MEDIA)
+        return RecordParser(rules, way, read, detected=schema.description, columns=columns)
     if plain is not None:
         rules = replace(rules, text_field=plain)
-        return Reading(rules, detected=schema.description, columns=columns)
+        return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
     if schema.kind == "preference":
-        return _preference_reading(source, rows, rules, schema, chat)
+        return _make_preference_parser(source, rows, rules, schema, chat)
     way = "text" if schema.kind == "text" else "tokens"
     if schema.kind != "conversation":
-        read = record_reader(schema)
-        return Reading(rules, way, read, detected=schema.description, columns=columns)
-    read = record_reader(schema, media=looker is not None)
-    return Reading(
+        read = make_record_reader(schema)
+        return RecordParser(rules, way, read, detected=schema.description, columns=columns)
+    read = make_record_reader(schema, media=looker is not None)
+    return RecordParser(
         rules,
         "conversation",
-        read if looker is None else _looking(read, looker),
+        read if looker is None else _wrap_check_media(read, looker),
         chat.rules(completion=schema.form == "prompt-completion"),
         schema.description,
         columns,
     )
 
 
-def _without_media(read: Read, why: str) -> Read:
+def _wrap_refuse_media(read: RecordReader, why: str) -> RecordReader:
     """A reader that refuses records with media, where these are not read, and says why."""
 
-    def refused(row: Mapping[str, Any]) -> Record:
+    def refused(row: Mapping[str, Any]) -> ParsedRecord:
         for name in _MEDIA_COLUMNS:
-            if says_something(row.get(name)):
+            if is_non_empty(row.get(name)):
                 raise UnusableRecordError(f"column {name!r} is not empty, and {why}")
         return read(row)
 
     return refused
 
 
-_LATE = (
+_LATE_MEDIA = (
     "the first records of the file have none: keep records with images or audio in a file of their own, or leave the "
     "column out"
 )
-_PREFERENCES_READ = (
+_PREFERENCE_MEDIA = (
     "images and audio of preferences are not read yet: write conversations, or leave the column out"
 )
 _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 
-def _looking(read: Read, looker: Looker) -> Read:
+def _wrap_check_media(read: RecordReader, looker: MediaInspector) -> RecordReader:
     """A reader of conversations, or of texts with media, that looks at their media."""
 
-    def looked(row: Mapping[str, Any]) -> Record:
+    def looked(row: Mapping[str, Any]) -> ParsedRecord:
         found = read(row)
-        if isinstance(found, Conversation | Interleaved) and found.media:
-            return with_frames(found, looker(found.media))
+        if isinstance(found, Conversation | InterleavedText) and found.media:
+            return replace_media_with_frames(found, looker(found.media))
         return found
 
     return looked
 
 
-def _preference_reading(
+def _make_preference_parser(
     source: Source,
     rows: Sequence[Mapping[str, Any]],
     rules: ReadRules,
     schema: Schema,
     chat: ChatRecipe,
-) -> Reading:
+) -> RecordParser:
     """How a source of preferences is read."""
     if chat.train_on not in (None, "completion"):
         raise InputError(
             f"{source.name} holds preferences ({schema.description}), of which the answer is trained and nothing else: "
             f"leave --train-on {chat.train_on} out"
         )
-    read = record_reader(schema)
-    way: Way = "labels"
+    read = make_record_reader(schema)
+    way: RecordKind = "labels"
     if schema.form == "pair":
         column = schema.columns["chosen"][0]
-        first = next((v for row in rows if (v := value_at(row, column)) is not None), None)
+        first = next((v for row in rows if (v := get_column_value(row, column)) is not None), None)
         texts = "prompt" not in schema.columns and isinstance(parse_messages(first), str)
-        read, way = _alike(read, texts=texts), "text-pairs" if texts else "pairs"
+        read, way = _wrap_same_kind(read, texts=texts), "text-pairs" if texts else "pairs"
     asked = chat.rules(completion=True)
-    return Reading(rules, way, read, asked, schema.description, _filled(schema, rows))
+    return RecordParser(rules, way, read, asked, schema.description, _filled_columns(schema, rows))
 
 
-def _alike(read: Read, *, texts: bool) -> Read:
+def _wrap_same_kind(read: RecordReader, *, texts: bool) -> RecordReader:
     """A reader of pairs that are all texts, or all conversations, as the first of the source is."""
 
-    def alike(row: Mapping[str, Any]) -> Record:
+    def alike(row: Mapping[str, Any]) -> ParsedRecord:
         pair = read(row)
-        if isinstance(pair, Pair) and isinstance(pair.chosen, str) is not texts:
+        if isinstance(pair, PreferencePair) and isinstance(pair.chosen, str) is not texts:
             found, usual = ("texts", "messages")[:: -1 if texts else 1]
             raise UnusableRecordError(
                 f"its answers are {found} where those of the first records are {usual}: write them alike, or keep "
@@ -427,32 +459,32 @@ def _alike(read: Read, *, texts: bool) -> Read:
     return alike
 
 
-def first_rows(source: Source, rules: ReadRules) -> tuple[list[dict[str, Any]], bool]:
+def read_sample_rows(source: Source, rules: ReadRules) -> tuple[list[dict[str, Any]], bool]:
     """The first records of a source as whole rows, at most 100; and whether it was read to its end.
 
     They are looked for in its first 8 MiB, and, where these hold none, in its first 64 MiB.
     """
     rows: list[dict[str, Any]] = []
     whole = replace(rules, text_field=None) if rules.text_field is not None else rules
-    with PartReader(Part(source, 0, source.size), whole) as reader:
+    with PartReader(SourcePart(source, 0, source.size), whole) as reader:
         for found in reader:
             rows += found.values
-            most = _FIRST_BYTES if rows else _MOST_BYTES
-            if len(rows) >= _FIRST_RECORDS or reader.consumed >= most:
-                return rows[:_FIRST_RECORDS], False
+            most = _SAMPLE_BYTES if rows else _MAX_SAMPLE_BYTES
+            if len(rows) >= _SAMPLE_RECORDS or reader.consumed >= most:
+                return rows[:_SAMPLE_RECORDS], False
     return rows, True
 
 
-def texts_in(value: object) -> Iterator[str]:
+def iter_texts(value: object) -> Iterator[str]:
     """The texts of a document, as a tokenizer learns from them."""
     if isinstance(value, str):
         yield value
-    if isinstance(value, Pair):
-        yield from texts_in(value.chosen)
-        yield from texts_in(value.rejected)
-    if isinstance(value, Interleaved):
+    if isinstance(value, PreferencePair):
+        yield from iter_texts(value.chosen)
+        yield from iter_texts(value.rejected)
+    if isinstance(value, InterleavedText):
         yield from value.texts
-    if isinstance(value, Labelled):
+    if isinstance(value, LabelledConversation):
         value = value.conversation
     messages = getattr(value, "messages", ())
     for message in messages:
@@ -463,16 +495,20 @@ def texts_in(value: object) -> Iterator[str]:
             yield from (part["text"] for part in content if "text" in part)
 
 
-def _filled(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+def _filled_columns(
+    schema: Schema, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, tuple[str, ...]]:
     """For each role the columns in which these records have something."""
     found = {
-        role: tuple(name for name in names if any(says_something(value_at(r, name)) for r in rows))
+        role: tuple(
+            name for name in names if any(is_non_empty(get_column_value(r, name)) for r in rows)
+        )
         for role, names in schema.columns.items()
     }
     return {role: names for role, names in found.items() if names}
 
 
-def _plain_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str | None:
+def _find_text_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str | None:
     """The column that alone is the text, where it is one of that very name: read the fast way."""
     if schema.form != "text":
         return None

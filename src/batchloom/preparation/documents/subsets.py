@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from batchloom.store.format import SUBSETS
 
 # Two subsets at most are filled from another, so a third hash shows that one remains.
-_KEPT = 4
+_SMALLEST_COUNT = 4
 # From so many on, the smallest are picked before they become Python's numbers.
-_MANY = 64
+_PREFILTER_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class SubsetRule:
     """The rule: shares of ``val`` and ``test``, and the hashes that fill a subset left empty.
 
     Attributes:
@@ -62,7 +62,7 @@ class Membership:
         Args:
             hashes: (low, high) halves of each document's XXH3-128, uint64 [D, 2].
         """
-        u = unit_interval(hashes[:, 1])
+        u = hash_to_unit_interval(hashes[:, 1])
         codes = np.zeros(len(u), np.uint8)
         codes[u < self.val_fraction + self.test_fraction] = SUBSETS.index("test")
         codes[u < self.val_fraction] = SUBSETS.index("val")
@@ -76,7 +76,7 @@ class Membership:
         return codes
 
 
-def unit_interval(high: NDArray[np.uint64]) -> NDArray[np.float64]:
+def hash_to_unit_interval(high: NDArray[np.uint64]) -> NDArray[np.float64]:
     """The high halves of hashes as numbers in [0, 1), uniform and unlike the hashes' own order.
 
     One round of SplitMix64's finalizer (Steele, Lea, Flood 2014), then the top 53 bits.
@@ -89,7 +89,7 @@ def unit_interval(high: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 @final
-class Smallest:
+class SmallestHashes:
     """The few smallest distinct hashes of each subset, as documents pass."""
 
     def __init__(self) -> None:
@@ -100,23 +100,23 @@ class Smallest:
         for code, name in enumerate(SUBSETS):
             mine = hashes[codes == code]
             known = self._lists[name]
-            if len(known) == _KEPT:
+            if len(known) == _SMALLEST_COUNT:
                 mine = mine[mine[:, 1] <= np.uint64(known[-1] >> 64)]
-            if len(mine) > _MANY:
+            if len(mine) > _PREFILTER_SIZE:
                 # The smallest high halves hold the smallest hashes, and halves are hardly ever alike.
                 halves = np.sort(mine[:, 1])
-                ends = np.flatnonzero(halves[1:] != halves[:-1])[:_KEPT]
-                if len(ends) == _KEPT:
+                ends = np.flatnonzero(halves[1:] != halves[:-1])[:_SMALLEST_COUNT]
+                if len(ends) == _SMALLEST_COUNT:
                     mine = mine[mine[:, 1] <= halves[ends[-1]]]
             if len(mine):
                 values = {(high << 64) | low for low, high in mine.tolist()}
-                self._lists[name] = sorted(values.union(known))[:_KEPT]
+                self._lists[name] = sorted(values.union(known))[:_SMALLEST_COUNT]
 
     def merge(self, lists: Mapping[str, Iterable[str]]) -> None:
         """Take in what :meth:`to_hex` gave elsewhere."""
         for name, values in lists.items():
             mine = {int(value, 16) for value in values}
-            self._lists[name] = sorted(mine.union(self._lists[name]))[:_KEPT]
+            self._lists[name] = sorted(mine.union(self._lists[name]))[:_SMALLEST_COUNT]
 
     def to_hex(self) -> dict[str, list[str]]:
         """Subset to its smallest hashes, 32 hex digits each, in ascending order."""

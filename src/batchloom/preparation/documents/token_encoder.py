@@ -11,27 +11,40 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.chat.schema import TokenRow
-from batchloom.core.conversation import Conversation, Interleaved, Labelled, Pair
+from batchloom.core.conversation import (
+    Conversation,
+    InterleavedText,
+    LabelledConversation,
+    PreferencePair,
+)
 from batchloom.core.medium import Medium
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
-from batchloom.preparation.documents.conversation_encoder import LeftOut, encode_conversations
-from batchloom.preparation.documents.document_arrays import keys_of, put_with_control, with_control
-from batchloom.preparation.documents.fill_in_the_middle import FimCutter, cut_texts, put_before
+from batchloom.preparation.documents.conversation_encoder import EncodeFault, encode_conversations
+from batchloom.preparation.documents.document_arrays import (
+    add_control_tokens,
+    make_duplicate_keys,
+    write_with_control,
+)
+from batchloom.preparation.documents.fill_in_the_middle import (
+    FimCutter,
+    apply_fim,
+    insert_sentinels,
+)
 from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.settings import ChatRules
-from batchloom.sources.formats import snippet
+from batchloom.sources.formats import excerpt_record
 from batchloom.tokens import Tokenizer
 
 # Characters that are encoded at once: with 256 thousand the whole is 5 to 8 % faster than with a million.
-_CACHED = 1 << 18
+_CACHE_CHARACTERS = 1 << 18
 
 
 # Tokens of documents back to back, and the tokens of each.
-Plain = tuple[NDArray[np.generic], NDArray[np.uint32]]
+PlainTokens = tuple[NDArray[np.generic], NDArray[np.uint32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedBatch:
     """What came of a batch of documents.
 
     Attributes:
@@ -53,19 +66,21 @@ class Encoded:
     lengths: NDArray[np.uint32]
     trained: NDArray[np.bool_] | None = None
     numbers: NDArray[np.int64] | None = None
-    faults: list[LeftOut] = field(default_factory=list)
-    dropped: list[LeftOut] = field(default_factory=list)
+    faults: list[EncodeFault] = field(default_factory=list)
+    dropped: list[EncodeFault] = field(default_factory=list)
     sides: NDArray[np.uint8] | None = None
     altered: Counter[str] = field(default_factory=Counter)
     added: tuple[int, int] = (0, 0)
     moved: int = 0
-    plain: Plain | None = None
+    plain: PlainTokens | None = None
     media: Sequence[Sequence[PlacedMedium]] = ()
 
 
-def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> Encoded:
+def encode_texts(
+    texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
+) -> EncodedBatch:
     """Tokenize ``texts``, which are let go of as soon as they are not needed."""
-    found = [tokenizer.encode_batch(texts[a:b]) for a, b in _at_once(texts)]
+    found = [tokenizer.encode_batch(texts[a:b]) for a, b in _iter_cache_batches(texts)]
     texts.clear()
     added = (0 if tokenizer.bos_id is None else 1, 1)
     lengths = [np.diff(bounds) + sum(added) for _, bounds in found]
@@ -73,41 +88,41 @@ def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.gene
     at = 0
     for ids, bounds in found:
         size = len(ids) + sum(added) * (len(bounds) - 1)
-        put_with_control(ids, bounds, tokenizer, made[at : at + size])
+        write_with_control(ids, bounds, tokenizer, made[at : at + size])
         at += size
     every = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.uint32)
-    return Encoded(made, every, added=added)
+    return EncodedBatch(made, every, added=added)
 
 
-def encode_filled(
+def encode_fim_texts(
     texts: list[str],
     tokenizer: Tokenizer,
     dtype: np.dtype[np.generic],
     fim: FimCutter,
     *,
     compared: bool,
-) -> Encoded:
+) -> EncodedBatch:
     """Tokenize ``texts``, some with their middle last; ``compared``: as they came, too."""
-    cut = cut_texts(texts, hash_documents(texts), fim)
+    cut = apply_fim(texts, hash_documents(texts), fim)
     plain = encode_texts(list(texts), tokenizer, dtype) if compared else None
     texts.clear()
-    found = [tokenizer.encode_batch(cut.pieces[a:b]) for a, b in _at_once(cut.pieces)]
+    found = [tokenizer.encode_batch(cut.pieces[a:b]) for a, b in _iter_cache_batches(cut.pieces)]
     sizes = np.concatenate([np.zeros(1, np.int64), *(np.diff(bounds) for _, bounds in found)])
     ids = np.concatenate([np.zeros(0, np.uint32), *(one for one, _ in found)])
-    ids, bounds = put_before(ids, np.cumsum(sizes), cut)
-    made = with_control(ids, bounds, tokenizer, dtype)
+    ids, bounds = insert_sentinels(ids, np.cumsum(sizes), cut)
+    made = add_control_tokens(ids, bounds, tokenizer, dtype)
     added = (0 if tokenizer.bos_id is None else 1, 1)
     lengths = (np.diff(bounds) + sum(added)).astype(np.uint32)
     as_came = (plain.tokens, plain.lengths) if plain else None
-    return Encoded(made, lengths, added=added, moved=cut.moved, plain=as_came)
+    return EncodedBatch(made, lengths, added=added, moved=cut.moved, plain=as_came)
 
 
-def _at_once(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _iter_cache_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Neighbours of a few hundred thousand characters, which with their ids stay in a core's own cache."""
     start = size = 0
     for stop, text in enumerate(texts, 1):
         size += len(text)
-        if size >= _CACHED:
+        if size >= _CACHE_CHARACTERS:
             yield start, stop
             start, size = stop, 0
     if start < len(texts):
@@ -119,30 +134,32 @@ def encode_chats(
     encoder: ChatEncoder,
     rules: ChatRules,
     dtype: np.dtype[np.generic],
-) -> Encoded:
+) -> EncodedBatch:
     """Render, tokenize and mask conversations; exactly what the template gives, nothing added."""
     made = encode_conversations(conversations, encoder, rules)
-    return Encoded(
+    return EncodedBatch(
         *(made.ids.astype(dtype), made.lengths, made.mask, made.numbers, made.faults, made.dropped),
         altered=made.altered,
         media=made.media,
     )
 
 
-def encode_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.generic]) -> Encoded:
+def encode_token_rows(
+    rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.generic]
+) -> EncodedBatch:
     """Take ids as they are; a row with an id outside the vocabulary is a fault."""
     faults, dropped, kept = [], [], []
     for number, row in enumerate(rows):
         if row.ids.size and int(row.ids.max()) >= vocab_size:
             faults.append(
-                LeftOut(
+                EncodeFault(
                     number,
                     f"holds token id {int(row.ids.max())}; the vocabulary has ids 0 to {vocab_size - 1}: these ids "
                     "were made by another tokenizer, name that one with --tokenizer",
                 )
             )
         elif row.trained is not None and not row.trained.any():
-            dropped.append(LeftOut(number, "nothing to train: none of its tokens is"))
+            dropped.append(EncodeFault(number, "nothing to train: none of its tokens is"))
         elif row.ids.size:
             kept.append(number)
     chosen = [rows[number] for number in kept]
@@ -151,7 +168,7 @@ def encode_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.ge
         trained = np.concatenate(
             [np.ones(row.ids.size, bool) if row.trained is None else row.trained for row in chosen]
         )
-    return Encoded(
+    return EncodedBatch(
         np.concatenate([np.zeros(0, np.int64), *(row.ids for row in chosen)]).astype(dtype),
         np.array([row.ids.size for row in chosen], np.uint32),
         trained,
@@ -168,18 +185,18 @@ def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
     conversation's messages, tools and flags, of a pair of both conversations or texts, of a labelled
     conversation without its label; of ids as u32.
     """
-    return halves_of(digests_and_sizes(documents)[0])
+    return split_digests(hash_and_measure(documents)[0])
 
 
-def document_keys(documents: Sequence[Any]) -> NDArray[np.uint64]:
+def compute_document_keys(documents: Sequence[Any]) -> NDArray[np.uint64]:
     """What duplicates share: the hash of each document, with the label where it has one, uint64 [D, 2]."""
-    bad = [isinstance(one, Labelled) and not one.label for one in documents]
-    return keys_of(hash_documents(documents), np.array(bad, bool))
+    bad = [isinstance(one, LabelledConversation) and not one.label for one in documents]
+    return make_duplicate_keys(hash_documents(documents), np.array(bad, bool))
 
 
-def digests_and_sizes(documents: Sequence[Any]) -> tuple[list[bytes], NDArray[np.int64]]:
+def hash_and_measure(documents: Sequence[Any]) -> tuple[list[bytes], NDArray[np.int64]]:
     """The hash of each document as 16 bytes, and the bytes it is made of, int64 [D]."""
-    content = str.encode if documents and isinstance(documents[0], str) else _content
+    content = str.encode if documents and isinstance(documents[0], str) else _document_bytes
     sizes, digests = [], []
     for document in documents:
         data = content(document)
@@ -188,69 +205,80 @@ def digests_and_sizes(documents: Sequence[Any]) -> tuple[list[bytes], NDArray[np
     return digests, np.array(sizes, np.int64)
 
 
-def halves_of(digests: Sequence[bytes]) -> NDArray[np.uint64]:
+def split_digests(digests: Sequence[bytes]) -> NDArray[np.uint64]:
     """Hashes of 16 bytes as :func:`hash_documents` has them."""
     # A digest is big-endian, its high half first.
     halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
     return halves[:, ::-1].astype(np.uint64)
 
 
-def _content(document: Conversation | Interleaved | Pair | Labelled | TokenRow) -> bytes:
+def _document_bytes(
+    document: Conversation | InterleavedText | PreferencePair | LabelledConversation | TokenRow,
+) -> bytes:
     if isinstance(document, TokenRow):
         return document.ids.astype("<u4").tobytes()
     said: Any
-    if isinstance(document, Interleaved):
+    if isinstance(document, InterleavedText):
         if not document.media:
             return document.texts[0].encode()
-        said = document.texts, _named(document.media)
-    elif isinstance(document, Pair):
-        said = [_said(document.chosen), _said(document.rejected)]
+        said = document.texts, _media_identity(document.media)
+    elif isinstance(document, PreferencePair):
+        said = [_side_content(document.chosen), _side_content(document.rejected)]
     else:
-        said = _said(document.conversation if isinstance(document, Labelled) else document)
+        said = _side_content(
+            document.conversation if isinstance(document, LabelledConversation) else document
+        )
     return msgspec.json.encode(said, enc_hook=str)
 
 
-def _said(side: Conversation | str) -> Any:
+def _side_content(side: Conversation | str) -> Any:
     if isinstance(side, str):
         return side
     said = side.messages, side.tools, side.trained, side.completion
-    return (*said, _named(side.media)) if side.media else said
+    return (*said, _media_identity(side.media)) if side.media else said
 
 
-def _named(media: Sequence[Medium]) -> list[tuple[str, str]]:
+def _media_identity(media: Sequence[Medium]) -> list[tuple[str, str]]:
     return [(one.kind, one.seen.digest.hex() if one.seen else one.place) for one in media]
 
 
-def beginning(document: str | Interleaved | Conversation | Pair | Labelled | TokenRow) -> str:
+def make_snippet(
+    document: str
+    | InterleavedText
+    | Conversation
+    | PreferencePair
+    | LabelledConversation
+    | TokenRow,
+) -> str:
     """The first words of what a document holds, for a person to recognise it."""
     if isinstance(document, TokenRow):
         return str(document.ids[:16].tolist())
-    if isinstance(document, Interleaved):
+    if isinstance(document, InterleavedText):
         document = "".join(document.texts)
-    elif isinstance(document, Pair):
+    elif isinstance(document, PreferencePair):
         document = document.chosen
-    elif isinstance(document, Labelled):
+    elif isinstance(document, LabelledConversation):
         document = document.conversation
     said = document if isinstance(document, str) else document.messages[:4]
-    return snippet(msgspec.json.encode(said, enc_hook=str))
+    return excerpt_record(msgspec.json.encode(said, enc_hook=str))
 
 
-def size_of(document: Any) -> int:
+def estimate_characters(document: Any) -> int:
     """About how many characters a document has, to bound what is encoded at once."""
     if isinstance(document, str):
         return len(document)
     if isinstance(document, TokenRow):
         return 4 * int(document.ids.size)
-    if isinstance(document, Pair):
-        return size_of(document.chosen) + size_of(document.rejected)
-    if isinstance(document, Labelled):
-        return size_of(document.conversation)
-    if isinstance(document, Interleaved):
-        return sum(map(len, document.texts)) + _held(document.media)
+    if isinstance(document, PreferencePair):
+        return estimate_characters(document.chosen) + estimate_characters(document.rejected)
+    if isinstance(document, LabelledConversation):
+        return estimate_characters(document.conversation)
+    if isinstance(document, InterleavedText):
+        return sum(map(len, document.texts)) + _embedded_bytes(document.media)
     contents = [message.get("content") for message in document.messages]
     said = sum(len(text) if isinstance(text, str) else 1000 for text in contents)
-    return said + _held(document.media)
+    return said + _embedded_bytes(document.media)
 
 
-def _held(media: Sequence[Medium]) -> int:
+def _embedded_bytes(media: Sequence[Medium]) -> int:
     return sum(len(medium.data or b"") for medium in media)

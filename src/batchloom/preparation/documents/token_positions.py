@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Stretches(NamedTuple):
+class CharacterRanges(NamedTuple):
     """Stretches of the texts of a batch.
 
     Attributes:
@@ -22,7 +22,7 @@ class Stretches(NamedTuple):
     stop: NDArray[np.int64]
 
 
-class Tokens(NamedTuple):
+class TokenBytes(NamedTuple):
     """The tokens of a batch of texts, by what they cover. All places count over the whole batch.
 
     Attributes:
@@ -36,9 +36,9 @@ class Tokens(NamedTuple):
     base: NDArray[np.int64]
 
 
-def by_bytes(
+def token_byte_ranges(
     ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> Tokens:
+) -> TokenBytes:
     """The tokens of texts whose ids stand for their own bytes.
 
     Args:
@@ -49,11 +49,11 @@ def by_bytes(
     lengths = np.maximum(sizes[ids], 0)
     stops = np.cumsum(lengths)
     base = np.concatenate([[0], stops])[bounds]
-    return Tokens(stops - lengths, stops, base)
+    return TokenBytes(stops - lengths, stops, base)
 
 
 def mark_tokens(
-    tokens: Tokens, stretches: Stretches
+    tokens: TokenBytes, stretches: CharacterRanges
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """The tokens that lie in stretches, those at an edge that reach beyond it included.
 
@@ -75,7 +75,7 @@ def mark_tokens(
     return mask, early, late
 
 
-def byte_places(text: str, places: Sequence[int]) -> list[int]:
+def to_byte_offsets(text: str, places: Sequence[int]) -> list[int]:
     """Places in characters as places in UTF-8."""
     if text.isascii():
         return list(places)
@@ -87,8 +87,8 @@ def byte_places(text: str, places: Sequence[int]) -> list[int]:
     return [known[place] for place in places]
 
 
-def differing(
-    tokens: Tokens,
+def find_misaligned_texts(
+    tokens: TokenBytes,
     flagged: NDArray[np.bool_],
     bounds: NDArray[np.int64],
     expected: Sequence[Sequence[int]],

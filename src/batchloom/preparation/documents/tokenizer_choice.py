@@ -5,38 +5,45 @@ from typing import Any
 
 from batchloom.chat import choose_template
 from batchloom.core.errors import InputError
-from batchloom.preparation.documents.chat_encoding import ChatEncoder, TextEncoder
-from batchloom.preparation.documents.media_processor import job_processor, processor_template
-from batchloom.preparation.documents.record_parsers import TEMPLATED, Reading, Readings
+from batchloom.preparation.documents.chat_encoding import ChatEncoder, MediaTextEncoder
+from batchloom.preparation.documents.media_processor import (
+    open_job_processor,
+    read_processor_template,
+)
+from batchloom.preparation.documents.record_parsers import (
+    TEMPLATED_KINDS,
+    RecordParser,
+    RecordParsers,
+)
 from batchloom.preparation.documents.text_sample import (
     TRAIN_BYTES,
-    TRAIN_PROBE,
+    TRAIN_PROBE_BYTES,
     VERIFY_BYTES,
-    VERIFY_PROBE,
-    learning_texts,
+    VERIFY_PROBE_BYTES,
+    limit_distinct_texts,
     sample_texts,
 )
 from batchloom.preparation.settings import Recipe
 from batchloom.sources.files import Source
-from batchloom.store.format import UINT16_IDS, token_dtype
+from batchloom.store.format import UINT16_IDS, choose_token_dtype
 from batchloom.tokens import (
     Tokenizer,
     parse_train_spec,
     resolve_tokenizer,
-    tokenizer_from_state,
+    restore_tokenizer,
     train_tokenizer,
-    verify_control,
+    verify_control_tokens,
     verify_engine,
 )
 
-Tell = Callable[[str], None]
+OnNote = Callable[[str], None]
 
 
-def job_tokenizer(
+def choose_job_tokenizer(
     recipe: Recipe,
     sources: Sequence[Source],
-    readings: Readings,
-    tell: Tell,
+    readings: RecordParsers,
+    tell: OnNote,
     state: Mapping[str, Any] | None = None,
 ) -> Tokenizer:
     """The tokenizer of a job: kept by an earlier run, learned, or found; its engine compared.
@@ -64,10 +71,10 @@ def job_tokenizer(
 
     size = parse_train_spec(recipe.tokenizer)
     if state is not None:
-        tokenizer = tokenizer_from_state(state)
+        tokenizer = restore_tokenizer(state)
     elif size is not None:
-        _refuse_ids(sources, readings)
-        learned_from = list(learning_texts(sample(TRAIN_BYTES, TRAIN_PROBE)))
+        _check_no_token_rows(sources, readings)
+        learned_from = list(limit_distinct_texts(sample(TRAIN_BYTES, TRAIN_PROBE_BYTES)))
         tokenizer = train_tokenizer(learned_from, size)
         # Without any text, of bad records alone perhaps, the job ends soon and says why.
         if tokenizer.vocab_size < size and any(learned_from):
@@ -77,7 +84,7 @@ def job_tokenizer(
             )
     else:
         tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
-    tokenizer = verify_engine(tokenizer, sample(VERIFY_BYTES, VERIFY_PROBE))
+    tokenizer = verify_engine(tokenizer, sample(VERIFY_BYTES, VERIFY_PROBE_BYTES))
     if tokenizer.engine.note:
         tell(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")
     if tokenizer.lossy:
@@ -89,12 +96,12 @@ def job_tokenizer(
     return tokenizer
 
 
-def job_template(
+def choose_job_template(
     recipe: Recipe,
     sources: Sequence[Source],
-    readings: Readings,
+    readings: RecordParsers,
     tokenizer: Tokenizer,
-    tell: Tell,
+    tell: OnNote,
 ) -> ChatEncoder | None:
     """Tokenizer and template for the conversations of a job; None where it has none.
 
@@ -104,16 +111,16 @@ def job_template(
     ways = {readings.of(source).way for source in sources}
     media = recipe.reading.media
     if media is not None and ways & {"conversation", "interleaved"}:
-        for note in job_processor(media, recipe.tokenizer).notes:
+        for note in open_job_processor(media, recipe.tokenizer).notes:
             tell(f"{note}.")
-    if not ways & TEMPLATED:
+    if not ways & TEMPLATED_KINDS:
         # Nobody renders with it, but a name that means nothing was not meant.
         template = recipe.chat.template
         choose_template(
             template or "plain", tokenizer.chat.templates, tokenizer.control, tokenizer.name
         )
         return None
-    encoder = chat_encoder(tokenizer, recipe)
+    encoder = make_chat_encoder(tokenizer, recipe)
     if encoder.tokenizer is not tokenizer:
         engine = encoder.tokenizer.engine
         tell(f"Encoding conversations with {engine.name}: {engine.note}")
@@ -122,7 +129,9 @@ def job_template(
     return encoder
 
 
-def unused_names(readings: Iterable[Reading], encoder: ChatEncoder | None) -> tuple[str, ...]:
+def find_unused_columns(
+    readings: Iterable[RecordParser], encoder: ChatEncoder | None
+) -> tuple[str, ...]:
     """Return the columns, and the keys of messages, that neither batchloom nor the template reads."""
     names: dict[str, None] = {}
     for reading in readings:
@@ -130,22 +139,22 @@ def unused_names(readings: Iterable[Reading], encoder: ChatEncoder | None) -> tu
         names |= {
             f"messages[].{key}": None
             for key in reading.unused_keys
-            if encoder is None or not encoder.renderer.mentions(key)
+            if encoder is None or not encoder.renderer.may_read_key(key)
         }
     return tuple(names)
 
 
-def chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
+def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     """The tokenizer with the recipe's template, on an engine that reads control tokens as it should.
 
     Raises:
         TemplateError: no such template, or one that cannot be used.
     """
-    encoder, media = verify_control(tokenizer, ()), recipe.reading.media
+    encoder, media = verify_control_tokens(tokenizer, ()), recipe.reading.media
     if media is None:
         return ChatEncoder(encoder, recipe.chat.template)
-    processor = job_processor(media, recipe.tokenizer)
-    beside = processor_template(media)
+    processor = open_job_processor(media, recipe.tokenizer)
+    beside = read_processor_template(media)
     return ChatEncoder(
         encoder,
         recipe.chat.template,
@@ -154,9 +163,9 @@ def chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     )
 
 
-def media_encoder(
+def make_media_encoder(
     tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None
-) -> TextEncoder | None:
+) -> MediaTextEncoder | None:
     """The tokenizer for texts with media; None where media are not read.
 
     Args:
@@ -170,11 +179,11 @@ def media_encoder(
     media = recipe.reading.media
     if media is None or chat is not None:
         return None if chat is None else chat.text
-    families = job_processor(media, recipe.tokenizer).families
-    return TextEncoder(verify_control(tokenizer, ()), families)
+    families = open_job_processor(media, recipe.tokenizer).families
+    return MediaTextEncoder(verify_control_tokens(tokenizer, ()), families)
 
 
-def dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
+def choose_dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
     """The dtype of a token on disk.
 
     Raises:
@@ -185,10 +194,10 @@ def dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:
             f"--dtype uint16 holds ids up to {UINT16_IDS - 1:,}, tokenizer {tokenizer.name!r} has "
             f"{tokenizer.vocab_size:,}; leave --dtype out, or give int32."
         )
-    return token_dtype(recipe.dtype, tokenizer.vocab_size)
+    return choose_token_dtype(recipe.dtype, tokenizer.vocab_size)
 
 
-def _refuse_ids(sources: Sequence[Source], readings: Readings) -> None:
+def _check_no_token_rows(sources: Sequence[Source], readings: RecordParsers) -> None:
     """Ids were made by some tokenizer, and not by one that is learned only now."""
     for source in sources:
         if readings.of(source).way == "tokens":

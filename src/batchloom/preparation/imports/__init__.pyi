@@ -1,3 +1,3 @@
-from .import_settings import How as How, ImportSpec as ImportSpec
+from .import_settings import ImportSpec as ImportSpec, LinkMode as LinkMode
 from .token_import import run_import as run_import
-from .token_pass import Stretch as Stretch, hash_ids as hash_ids
+from .token_pass import TokenBatch as TokenBatch, hash_ids as hash_ids

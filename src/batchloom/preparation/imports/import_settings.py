@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from batchloom.core.settings import nearest, raise_problems, to_plain
+from batchloom.core.settings import raise_problems, suggest, to_plain
 from batchloom.preparation.imports.token_files import FLAT_DTYPES
-from batchloom.sources import input_labels
+from batchloom.sources import make_input_labels
 
-How = Literal["link", "symlink", "copy"]
-_HOWS = ("link", "symlink", "copy")
+LinkMode = Literal["link", "symlink", "copy"]
+_LINK_MODES = ("link", "symlink", "copy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,16 @@ class ImportSpec:
     document_tokens: int | None = None
     val_fraction: float = 0.0
     tokens_per_shard: int = 100_000_000
-    how: How = "link"
+    how: LinkMode = "link"
 
     def __post_init__(self) -> None:
-        raise_problems(_problems(self) + _contradictions(self))
+        raise_problems(_check_import_spec(self) + _check_combinations(self))
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
 
 
-def import_plain(spec: ImportSpec) -> dict[str, Any]:
+def import_spec_to_plain(spec: ImportSpec) -> dict[str, Any]:
     """The settings as the manifest holds them: plain values, no absolute paths."""
-    labels = input_labels([*spec.inputs, *spec.val])
+    labels = make_input_labels([*spec.inputs, *spec.val])
     plain = to_plain(spec)
     plain["inputs"], plain["val"] = labels[: len(spec.inputs)], labels[len(spec.inputs) :]
     if spec.tokenizer and PurePath(spec.tokenizer).is_absolute():
@@ -60,15 +60,15 @@ def import_plain(spec: ImportSpec) -> dict[str, Any]:
     return plain
 
 
-def _problems(spec: ImportSpec) -> list[str]:
+def _check_import_spec(spec: ImportSpec) -> list[str]:
     problems = []
     if not spec.inputs:
         problems.append("inputs: there are none; name at least one prefix or file")
     if any(not isinstance(one, str) or not one for one in (*spec.inputs, *spec.val)):
         problems.append(f"inputs: {(*spec.inputs, *spec.val)!r} holds something that is no path")
-    problems += _not_among("how", spec.how, _HOWS)
+    problems += _check_choice("how", spec.how, _LINK_MODES)
     if spec.dtype is not None:
-        problems += _not_among("dtype", spec.dtype, FLAT_DTYPES)
+        problems += _check_choice("dtype", spec.dtype, FLAT_DTYPES)
     least = {"vocab_size": 1, "eod": 0, "document_tokens": 1, "tokens_per_shard": 1}
     for name, bound in least.items():
         value = getattr(spec, name)
@@ -82,13 +82,13 @@ def _problems(spec: ImportSpec) -> list[str]:
     return problems
 
 
-def _not_among(name: str, value: object, known: Sequence[str]) -> list[str]:
+def _check_choice(name: str, value: object, known: Sequence[str]) -> list[str]:
     if value in known:
         return []
-    return [f"{name}: {value!r} is none of {', '.join(known)}{nearest(str(value), known)}"]
+    return [f"{name}: {value!r} is none of {', '.join(known)}{suggest(str(value), known)}"]
 
 
-def _contradictions(spec: ImportSpec) -> list[str]:
+def _check_combinations(spec: ImportSpec) -> list[str]:
     problems = []
     if (spec.tokenizer is None) == (spec.vocab_size is None):
         problems.append(

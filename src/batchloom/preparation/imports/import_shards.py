@@ -12,35 +12,47 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, OutputError
-from batchloom.preparation.documents import Membership, Smallest
+from batchloom.preparation.documents import SmallestHashes, SubsetRule
 from batchloom.preparation.imports.token_files import TokenFile
-from batchloom.preparation.imports.token_pass import Edges, IdCheck, Stretch, hash_ids, stretches
-from batchloom.preparation.phases import ShardTask, SubsetWriter
+from batchloom.preparation.imports.token_pass import (
+    EdgeTokens,
+    TokenBatch,
+    VocabularyCheck,
+    hash_ids,
+    iter_token_batches,
+)
+from batchloom.preparation.phases import ShardSettings, SubsetWriter
 from batchloom.preparation.units import ROW
-from batchloom.store import ShardEntry, map_file, writing
-from batchloom.store.format import SUBSETS, TOKEN_DTYPES, BlockSums, index_pieces, origins_pieces
-from batchloom.store.write import write_pieces, write_sums
+from batchloom.store import ShardEntry, map_file, wrap_write_errors
+from batchloom.store.format import (
+    SUBSETS,
+    TOKEN_DTYPES,
+    BlockChecksums,
+    iter_index_chunks,
+    iter_provenance_chunks,
+)
+from batchloom.store.write import write_checksum_file, write_chunks
 
-_BLOCK = 1 << 20
+_CHUNK_SIZE = 1 << 20
 # What a file of another dtype may be read as, once every id is known to lie in the vocabulary.
-_SAME_BITS = {"uint16": "uint16", "int16": "uint16", "int32": "int32", "uint32": "int32"}
-_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
+_COMPATIBLE_DTYPES = {"uint16": "uint16", "int16": "uint16", "int32": "int32", "uint32": "int32"}
+_LINK_ERRNOS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @dataclass(slots=True)
-class Taken:
+class ImportedFile:
     """What became of one file: the XXH3-128 of its ids as they lie, and how documents begin and end."""
 
     file: TokenFile
     subset: str
     checksum: str = ""
-    edges: Edges = field(default_factory=Edges)
+    edges: EdgeTokens = field(default_factory=EdgeTokens)
 
 
-Tick = Callable[[Stretch], None]
+OnBatch = Callable[[TokenBatch], None]
 
 
-def linked_dtype(file: TokenFile) -> str:
+def choose_linked_dtype(file: TokenFile) -> str:
     """The dtype of a store in which this file is a shard as it is.
 
     Raises:
@@ -51,17 +63,17 @@ def linked_dtype(file: TokenFile) -> str:
         why = "its ids begin after a header"
     elif file.starts is not None:
         why = "its documents lie in another order than its index names them"
-    elif name not in _SAME_BITS:
+    elif name not in _COMPATIBLE_DTYPES:
         why = f"its ids are {name}, and a store holds uint16 or int32"
     else:
-        return _SAME_BITS[name]
+        return _COMPATIBLE_DTYPES[name]
     raise InputError(
         f"{file.found.path} cannot be a shard as it is: {why}. Give --copy to write shards anew."
     )
 
 
-def link_file(
-    taken: Taken, stem: Path, part: int, how: str, check: IdCheck, tick: Tick
+def link_shard(
+    taken: ImportedFile, stem: Path, part: int, how: str, check: VocabularyCheck, tick: OnBatch
 ) -> ShardEntry:
     """Make a file of ids a shard: look at all of it, write what a shard has beside, link it.
 
@@ -78,11 +90,11 @@ def link_file(
         OutputError: the file cannot be linked, or nothing can be written.
     """
     file = taken.file
-    dtype, count = TOKEN_DTYPES[linked_dtype(file)], len(file.lengths)
-    digest, sums = xxhash.xxh3_128(), BlockSums()
+    dtype, count = TOKEN_DTYPES[choose_linked_dtype(file)], len(file.lengths)
+    digest, sums = xxhash.xxh3_128(), BlockChecksums()
 
     def hashes() -> Iterator[NDArray[np.uint64]]:
-        for stretch in stretches(file):
+        for stretch in iter_token_batches(file):
             check.check(file, stretch)
             taken.edges.add(stretch)
             data = np.ascontiguousarray(stretch.tokens).data
@@ -91,12 +103,12 @@ def link_file(
             tick(stretch)
             yield hash_ids(stretch)
 
-    columns = (hashes(), _ramp(count), _offsets(file), _constant(part, count))
-    docs = write_pieces(stem.with_suffix(".docs"), origins_pieces(count, columns))
+    columns = (hashes(), _iter_ramp(count), _iter_offsets(file), _iter_constant(part, count))
+    docs = write_chunks(stem.with_suffix(".docs"), iter_provenance_chunks(count, columns))
     taken.checksum = digest.hexdigest()
-    idx = write_pieces(stem.with_suffix(".idx"), index_pieces(file.lengths, dtype))
+    idx = write_chunks(stem.with_suffix(".idx"), iter_index_chunks(file.lengths, dtype))
     mask = _copy_mask(file, stem.with_suffix(".mask"))
-    _link(file.found.path, stem.with_suffix(".bin"), how)
+    _link_path(file.found.path, stem.with_suffix(".bin"), how)
     return ShardEntry(
         name=stem.name,
         documents=count,
@@ -107,24 +119,24 @@ def link_file(
         docs=docs,
         mask=mask,
         trained=file.mask.trained if mask and file.mask else None,
-        sums=write_sums(stem.with_suffix(".sums"), sums),
+        sums=write_checksum_file(stem.with_suffix(".sums"), sums),
     )
 
 
-def _ramp(count: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, count, _BLOCK):
-        yield np.arange(start, min(start + _BLOCK, count))
+def _iter_ramp(count: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, count, _CHUNK_SIZE):
+        yield np.arange(start, min(start + _CHUNK_SIZE, count))
 
 
-def _constant(value: int, count: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, count, _BLOCK):
-        yield np.full(min(_BLOCK, count - start), value)
+def _iter_constant(value: int, count: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, count, _CHUNK_SIZE):
+        yield np.full(min(_CHUNK_SIZE, count - start), value)
 
 
-def _offsets(file: TokenFile) -> Iterator[NDArray[np.int64]]:
+def _iter_offsets(file: TokenFile) -> Iterator[NDArray[np.int64]]:
     at = file.header
-    for start in range(0, len(file.lengths), _BLOCK):
-        ends = at + np.cumsum(file.lengths[start : start + _BLOCK], dtype=np.int64) * (
+    for start in range(0, len(file.lengths), _CHUNK_SIZE):
+        ends = at + np.cumsum(file.lengths[start : start + _CHUNK_SIZE], dtype=np.int64) * (
             file.tokens.dtype.itemsize
         )
         yield np.concatenate([[at], ends[:-1]])
@@ -135,10 +147,12 @@ def _copy_mask(file: TokenFile, path: Path) -> str | None:
     if file.mask is None:
         return None
     view = map_file(file.found.path.with_suffix(".mask"))
-    return write_pieces(path, (view[at : at + _BLOCK] for at in range(0, len(view), _BLOCK)))
+    return write_chunks(
+        path, (view[at : at + _CHUNK_SIZE] for at in range(0, len(view), _CHUNK_SIZE))
+    )
 
 
-def _link(path: Path, place: Path, how: str) -> None:
+def _link_path(path: Path, place: Path, how: str) -> None:
     source = path.resolve()
     try:
         if how == "symlink":
@@ -146,8 +160,8 @@ def _link(path: Path, place: Path, how: str) -> None:
         else:
             place.hardlink_to(source)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
-            with writing(place):
+        if error.errno not in _LINK_ERRNOS:
+            with wrap_write_errors(place):
                 raise
         raise OutputError(
             f"{path} cannot be linked into {place.parent} ({os.strerror(error.errno or 0)}: the other file system, or "
@@ -157,7 +171,7 @@ def _link(path: Path, place: Path, how: str) -> None:
 
 
 @final
-class Copying:
+class ShardCopier:
     """Writes files of ids anew, document by document, into shards of a store.
 
     Args:
@@ -169,14 +183,16 @@ class Copying:
     """
 
     def __init__(
-        self, store: Path, dtype: np.dtype[Any], most: int, check: IdCheck, tick: Tick
+        self, store: Path, dtype: np.dtype[Any], most: int, check: VocabularyCheck, tick: OnBatch
     ) -> None:
-        everything = Membership(0.0, 0.0)
-        task = ShardTask(store, dtype, everything, everything, most)
+        everything = SubsetRule(0.0, 0.0)
+        task = ShardSettings(store, dtype, everything, everything, most)
         self._writers = {name: SubsetWriter(task, name, 0, 0) for name in SUBSETS}
         self._check, self._tick = check, tick
 
-    def write(self, files: Sequence[Taken], membership: Membership) -> dict[str, list[ShardEntry]]:
+    def write(
+        self, files: Sequence[ImportedFile], membership: SubsetRule
+    ) -> dict[str, list[ShardEntry]]:
         """Copy files; a document of ``train`` goes where its hash belongs, others where they are named.
 
         Raises:
@@ -191,18 +207,18 @@ class Copying:
             for writer in self._writers.values():
                 writer.abandon()
 
-    def _add(self, part: int, taken: Taken, membership: Membership) -> None:
+    def _add(self, part: int, taken: ImportedFile, membership: SubsetRule) -> None:
         file, digest = taken.file, xxhash.xxh3_128()
-        for stretch in stretches(file):
+        for stretch in iter_token_batches(file):
             self._check.check(file, stretch)
             taken.edges.add(stretch)
             digest.update(np.ascontiguousarray(stretch.tokens).data)
-            rows = _rows(file, stretch, part)
+            rows = _make_import_rows(file, stretch, part)
             codes = np.full(len(rows), SUBSETS.index(taken.subset))
             if taken.subset == SUBSETS[0]:
                 codes = membership.codes(rows["hash"]).astype(np.int64)
             begins = np.cumsum(stretch.lengths) - stretch.lengths
-            trained = _trained(file, stretch)
+            trained = _read_trained(file, stretch)
             for code, name in enumerate(SUBSETS):
                 mine = np.flatnonzero(codes == code)
                 if mine.size:
@@ -211,27 +227,27 @@ class Copying:
         taken.checksum = digest.hexdigest()
 
 
-def decide_membership(
-    files: Sequence[Taken], val_fraction: float, check: IdCheck, tick: Tick
-) -> Membership:
+def choose_subset_rule(
+    files: Sequence[ImportedFile], val_fraction: float, check: VocabularyCheck, tick: OnBatch
+) -> SubsetRule:
     """Which documents go to ``val``: by hash, and one at least where there are two different ones.
 
     Raises:
         InputError: an id outside the vocabulary.
     """
-    natural, smallest = Membership(val_fraction, 0.0), Smallest()
+    natural, smallest = SubsetRule(val_fraction, 0.0), SmallestHashes()
     if not val_fraction:
         return natural
     for taken in files:
-        for stretch in stretches(taken.file):
+        for stretch in iter_token_batches(taken.file):
             check.check(taken.file, stretch)
             hashes = hash_ids(stretch)
             smallest.add(hashes, natural.codes(hashes))
             tick(stretch)
-    return Membership(val_fraction, 0.0, smallest.overrides(natural.wanted()))
+    return SubsetRule(val_fraction, 0.0, smallest.overrides(natural.wanted()))
 
 
-def _rows(file: TokenFile, stretch: Stretch, part: int) -> NDArray[np.void]:
+def _make_import_rows(file: TokenFile, stretch: TokenBatch, part: int) -> NDArray[np.void]:
     rows = np.zeros(len(stretch.lengths), ROW)
     rows["hash"] = hash_ids(stretch)
     rows["record"] = stretch.first + np.arange(len(rows))
@@ -240,7 +256,7 @@ def _rows(file: TokenFile, stretch: Stretch, part: int) -> NDArray[np.void]:
     return rows
 
 
-def _trained(file: TokenFile, stretch: Stretch) -> NDArray[np.bool_] | None:
+def _read_trained(file: TokenFile, stretch: TokenBatch) -> NDArray[np.bool_] | None:
     if file.mask is None:
         return None
     begins, stops = stretch.starts.tolist(), (stretch.starts + stretch.lengths).tolist()

@@ -15,21 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, InputMissingError, StoreError
-from batchloom.core.files import describe_missing, refuse_url
-from batchloom.sources import STORE_MARK, input_labels
+from batchloom.core.files import describe_missing_path, refuse_url
+from batchloom.sources import STORE_MARKER_NAME, make_input_labels
 from batchloom.store import map_file
-from batchloom.store.format import Mask, map_mask
-from batchloom.store.read import map_prefix, refuse_lone_shard
-from batchloom.store.write import write_pieces
+from batchloom.store.format import LossMask, map_mask
+from batchloom.store.read import map_prefix, refuse_standalone_shard
+from batchloom.store.write import write_chunks
 
 FLAT_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-_BLOCK = 1 << 22
-_MOST_HEADER = 10_000
+_CHUNK_SIZE = 1 << 22
+_MAX_HEADER_BYTES = 10_000
 _HINT = "give --eod ID (the id that ends each document) or --document-tokens N (pieces of N tokens)"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TokenInput:
     """An input by its place.
 
     Attributes:
@@ -48,7 +48,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
+class DocumentBoundaries:
     """What is said of files that do not say it themselves.
 
     Attributes:
@@ -77,43 +77,43 @@ class TokenFile:
         mask: which tokens are trained; None where all are.
     """
 
-    found: Found
+    found: TokenInput
     tokens: NDArray[Any]
     lengths: NDArray[np.uint32]
     starts: NDArray[np.int64] | None
     header: int
-    mask: Mask | None
+    mask: LossMask | None
 
 
-def find_inputs(inputs: Sequence[str]) -> list[Found]:
+def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
     """The token files that ``inputs`` name: prefixes, files, and folders of prefixes.
 
     Raises:
         InputMissingError: there is nothing, or nothing of tokens.
         InputError: a store, a shard of one that says what its shards do not, or a file that is no token file.
     """
-    found: list[Found] = []
-    for given, label in zip(inputs, input_labels(inputs), strict=True):
+    found: list[TokenInput] = []
+    for given, label in zip(inputs, make_input_labels(inputs), strict=True):
         path = Path(os.path.expanduser(given))  # noqa: PTH111 - Path.expanduser raises for ~nobody
         if not path.is_dir():
-            found.append(_find(path, label))
+            found.append(_find_input(path, label))
             continue
-        if (path / STORE_MARK).exists():
+        if (path / STORE_MARKER_NAME).exists():
             raise InputError(f"{given} is a store already: open it, or name a prefix inside it.")
         prefixes = sorted(one.with_suffix("") for one in path.glob("*.idx"))
         if not prefixes:
             raise InputMissingError(
                 f"{given} holds no Megatron prefix (NAME.bin with NAME.idx); name flat files one by one."
             )
-        found += [_find(prefix, f"{label}/{prefix.name}") for prefix in prefixes]
+        found += [_find_input(prefix, f"{label}/{prefix.name}") for prefix in prefixes]
     return found
 
 
-def _find(path: Path, label: str) -> Found:
+def _find_input(path: Path, label: str) -> TokenInput:
     refuse_url(path, "A token file")
     stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     if stem.with_name(stem.name + ".idx").is_file():
-        refuse_lone_shard(stem)
+        refuse_standalone_shard(stem)
         tokens, kind = stem.with_name(stem.name + ".bin"), "megatron"
         label = label[: len(label) - len(path.name) + len(stem.name)]
     else:
@@ -122,7 +122,7 @@ def _find(path: Path, label: str) -> Found:
         status = tokens.stat()
     except OSError as error:
         remedy = "name a Megatron prefix (NAME.bin with NAME.idx), a flat file of ids, or a .npy"
-        raise InputMissingError(describe_missing(str(tokens), remedy)) from error
+        raise InputMissingError(describe_missing_path(str(tokens), remedy)) from error
     if not stat.S_ISREG(status.st_mode):
         raise InputError(
             f"{tokens} is neither a file nor a folder; write what it gives into a file first."
@@ -131,10 +131,10 @@ def _find(path: Path, label: str) -> Found:
         raise InputMissingError(
             f"{tokens} is empty: it has 0 bytes; name a file with something in it."
         )
-    return Found(tokens, label, kind, status.st_size, status.st_mtime_ns)
+    return TokenInput(tokens, label, kind, status.st_size, status.st_mtime_ns)
 
 
-def open_tokens(found: Found, cutting: Cutting, scratch: Path) -> TokenFile:
+def open_token_file(found: TokenInput, cutting: DocumentBoundaries, scratch: Path) -> TokenFile:
     """Map an input and find its documents.
 
     Args:
@@ -150,22 +150,24 @@ def open_tokens(found: Found, cutting: Cutting, scratch: Path) -> TokenFile:
         return _open_prefix(found, cutting)
     if found.kind == "npy":
         tokens, header = _map_array(found.path)
-        _agree(found.path, cutting.dtype, tokens.dtype)
+        _check_dtype(found.path, cutting.dtype, tokens.dtype)
     else:
-        cutting = _with_sidecar(found.path, cutting)
+        cutting = _apply_sidecar(found.path, cutting)
         tokens, header = _map_flat(found.path, cutting.dtype), 0
     rows = tokens.shape[1] if tokens.ndim == 2 else None
     if rows is not None and (cutting.eod, cutting.document_tokens) == (None, None):
-        lengths: Iterator[NDArray[np.uint32]] = _even_lengths(tokens.size, rows)
+        lengths: Iterator[NDArray[np.uint32]] = _iter_even_lengths(tokens.size, rows)
     else:
-        lengths = _cut(found.path, tokens.reshape(-1), cutting)
-    write_pieces(scratch, (piece.astype("<u4").tobytes() for piece in lengths))
+        lengths = _iter_document_lengths(found.path, tokens.reshape(-1), cutting)
+    write_chunks(scratch, (piece.astype("<u4").tobytes() for piece in lengths))
     sizes = np.frombuffer(map_file(scratch), "<u4")
     tokens = tokens.reshape(-1)
-    return TokenFile(found, tokens, sizes, None, header, _mask_beside(found.path, tokens.size))
+    return TokenFile(
+        found, tokens, sizes, None, header, _read_mask_sidecar(found.path, tokens.size)
+    )
 
 
-def _open_prefix(found: Found, cutting: Cutting) -> TokenFile:
+def _open_prefix(found: TokenInput, cutting: DocumentBoundaries) -> TokenFile:
     stem = found.path.with_suffix("")
     if cutting.document_tokens is not None:
         raise InputError(
@@ -175,29 +177,29 @@ def _open_prefix(found: Found, cutting: Cutting) -> TokenFile:
     shard, lengths = map_prefix(stem)
     if not lengths.size:
         raise InputMissingError(f"{stem} holds no documents.")
-    _agree(found.path, cutting.dtype, shard.tokens.dtype)
+    _check_dtype(found.path, cutting.dtype, shard.tokens.dtype)
     pointers = np.frombuffer(shard.pointers, np.int64)
-    starts = None if _in_order(pointers, lengths, shard.tokens.dtype.itemsize) else pointers
+    starts = None if _is_contiguous(pointers, lengths, shard.tokens.dtype.itemsize) else pointers
     if starts is not None:
         starts = starts // shard.tokens.dtype.itemsize
-    mask = _mask_beside(found.path, shard.tokens.size)
+    mask = _read_mask_sidecar(found.path, shard.tokens.size)
     return TokenFile(found, shard.tokens, lengths, starts, 0, mask)
 
 
-def _in_order(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], itemsize: int) -> bool:
+def _is_contiguous(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], itemsize: int) -> bool:
     """Whether documents lie one after the other; an empty one may point anywhere."""
     end = 0
-    for start in range(0, len(lengths), _BLOCK):
-        sizes = lengths[start : start + _BLOCK].astype(np.int64) * itemsize
+    for start in range(0, len(lengths), _CHUNK_SIZE):
+        sizes = lengths[start : start + _CHUNK_SIZE].astype(np.int64) * itemsize
         ends = end + np.cumsum(sizes)
-        apart = pointers[start : start + _BLOCK] != ends - sizes
+        apart = pointers[start : start + _CHUNK_SIZE] != ends - sizes
         if (apart & (sizes > 0)).any():
             return False
         end = int(ends[-1])
     return True
 
 
-def _agree(path: Path, said: str | None, dtype: np.dtype[Any]) -> None:
+def _check_dtype(path: Path, said: str | None, dtype: np.dtype[Any]) -> None:
     if said is not None and np.dtype(said) != dtype.newbyteorder("="):
         raise InputError(
             f"--dtype says {said}, and {path} says {dtype.name} of itself; leave --dtype out for files that say it."
@@ -227,7 +229,7 @@ def _map_array(path: Path) -> tuple[NDArray[Any], int]:
     Source: numpy/lib/format.py, versions 1 to 3.
     """
     view = map_file(path)
-    start, header = _npy_header(view)
+    start, header = _parse_npy_header(view)
     descr, shape = header.get("descr"), header.get("shape")
     if not isinstance(descr, str) or not _is_shape(shape):
         raise InputError(f"{path} is no .npy file, or is damaged; save ids with numpy.save.")
@@ -248,14 +250,16 @@ def _map_array(path: Path) -> tuple[NDArray[Any], int]:
     return np.frombuffer(view, dtype, offset=start).reshape(shape), start
 
 
-def _npy_header(view: memoryview) -> tuple[int, dict[str, Any]]:
+def _parse_npy_header(view: memoryview) -> tuple[int, dict[str, Any]]:
     """Where the numbers of a ``.npy`` file begin, and what its header says; nothing where it is none."""
     if bytes(view[:6]) != b"\x93NUMPY" or len(view) < 12 or view[6] not in (1, 2, 3):
         return 0, {}
     at = 10 if view[6] == 1 else 12
     start = at + int.from_bytes(view[8:at], "little")
     try:
-        header = ast.literal_eval(bytes(view[at : min(start, at + _MOST_HEADER)]).decode("latin-1"))
+        header = ast.literal_eval(
+            bytes(view[at : min(start, at + _MAX_HEADER_BYTES)]).decode("latin-1")
+        )
     except (ValueError, SyntaxError, RecursionError, TypeError):
         return 0, {}
     return (start, header) if isinstance(header, dict) and start <= len(view) else (0, {})
@@ -265,7 +269,7 @@ def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
     return isinstance(value, tuple) and all(type(size) is int and size >= 0 for size in value)
 
 
-def _with_sidecar(path: Path, cutting: Cutting) -> Cutting:
+def _apply_sidecar(path: Path, cutting: DocumentBoundaries) -> DocumentBoundaries:
     """What ``batchloom export --to flat`` wrote beside the file, where the user says nothing else."""
     try:
         beside = json.loads(path.with_suffix(".json").read_bytes())
@@ -276,30 +280,34 @@ def _with_sidecar(path: Path, cutting: Cutting) -> Cutting:
     eod = beside.get("eod") if isinstance(beside.get("eod"), int) else None
     if cutting.eod is not None or cutting.document_tokens is not None:
         eod = cutting.eod
-    return Cutting(cutting.dtype or beside["dtype"], eod, cutting.document_tokens, cutting.end_id)
+    return DocumentBoundaries(
+        cutting.dtype or beside["dtype"], eod, cutting.document_tokens, cutting.end_id
+    )
 
 
-def _cut(path: Path, tokens: NDArray[Any], cutting: Cutting) -> Iterator[NDArray[np.uint32]]:
+def _iter_document_lengths(
+    path: Path, tokens: NDArray[Any], cutting: DocumentBoundaries
+) -> Iterator[NDArray[np.uint32]]:
     """The lengths of a flat file's documents, in pieces."""
     if cutting.document_tokens is not None:
-        yield from _even_lengths(tokens.size, cutting.document_tokens)
+        yield from _iter_even_lengths(tokens.size, cutting.document_tokens)
         return
     eod = cutting.end_id if cutting.eod is None else cutting.eod
     if eod is None:
         raise InputError(f"{path} does not say where documents end: {_HINT}.")
     last = -1
-    for start in range(0, tokens.size, _BLOCK):
-        ends = start + np.flatnonzero(tokens[start : start + _BLOCK] == eod)
+    for start in range(0, tokens.size, _CHUNK_SIZE):
+        ends = start + np.flatnonzero(tokens[start : start + _CHUNK_SIZE] == eod)
         if ends.size:
-            yield _counts(np.diff(ends, prepend=last), path)
+            yield _check_lengths(np.diff(ends, prepend=last), path)
             last = int(ends[-1])
     if last < 0:
         raise InputError(f"{path} holds no id {eod}, which should end documents: {_HINT}.")
     if last + 1 < tokens.size:
-        yield _counts(np.array([tokens.size - 1 - last]), path)
+        yield _check_lengths(np.array([tokens.size - 1 - last]), path)
 
 
-def _counts(lengths: NDArray[np.int64], path: Path) -> NDArray[np.uint32]:
+def _check_lengths(lengths: NDArray[np.int64], path: Path) -> NDArray[np.uint32]:
     if int(lengths.max()) >= 2**31:
         raise InputError(
             f"{path} has a document of {int(lengths.max()):,} tokens, and an index holds at most {2**31 - 1:,} for "
@@ -308,15 +316,15 @@ def _counts(lengths: NDArray[np.int64], path: Path) -> NDArray[np.uint32]:
     return lengths.astype(np.uint32)
 
 
-def _even_lengths(total: int, each: int) -> Iterator[NDArray[np.uint32]]:
+def _iter_even_lengths(total: int, each: int) -> Iterator[NDArray[np.uint32]]:
     whole, rest = divmod(total, each)
-    for start in range(0, whole, _BLOCK):
-        yield np.full(min(_BLOCK, whole - start), each, np.uint32)
+    for start in range(0, whole, _CHUNK_SIZE):
+        yield np.full(min(_CHUNK_SIZE, whole - start), each, np.uint32)
     if rest:
         yield np.array([rest], np.uint32)
 
 
-def _mask_beside(path: Path, tokens: int) -> Mask | None:
+def _read_mask_sidecar(path: Path, tokens: int) -> LossMask | None:
     """The ``.mask`` of the same name, as ``batchloom export`` leaves it."""
     beside = path.with_suffix(".mask")
     if not beside.is_file():

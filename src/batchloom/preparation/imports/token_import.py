@@ -11,37 +11,48 @@ import numpy as np
 
 from batchloom.core.errors import InputError, StoreConflictError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.preparation.imports.import_settings import How, ImportSpec, import_plain
+from batchloom.preparation.imports.import_settings import ImportSpec, LinkMode, import_spec_to_plain
 from batchloom.preparation.imports.import_shards import (
-    Copying,
-    Taken,
-    decide_membership,
-    link_file,
-    linked_dtype,
+    ImportedFile,
+    ShardCopier,
+    choose_linked_dtype,
+    choose_subset_rule,
+    link_shard,
 )
-from batchloom.preparation.imports.token_files import Cutting, Found, find_inputs, open_tokens
-from batchloom.preparation.imports.token_pass import IdCheck, Stretch
-from batchloom.preparation.phases import move_store, subset_entry
+from batchloom.preparation.imports.token_files import (
+    DocumentBoundaries,
+    TokenInput,
+    find_token_inputs,
+    open_token_file,
+)
+from batchloom.preparation.imports.token_pass import TokenBatch, VocabularyCheck
+from batchloom.preparation.phases import make_subset_entry, move_store
 from batchloom.preparation.report import (
     Listener,
     Note,
     PrepareResult,
     Progress,
     ReportedSource,
-    log_notes,
-    read_facts,
-    result_of,
+    log_note,
+    make_result,
+    read_report,
 )
-from batchloom.preparation.rerun import check_folder, remove_leftover
-from batchloom.preparation.settings import make_inputs
-from batchloom.preparation.units import WORK_VERSION, JobFacts, WorkFolder, share_notes, source_hash
+from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
+from batchloom.preparation.settings import as_recipe_inputs
+from batchloom.preparation.units import (
+    WORK_VERSION,
+    JobIdentity,
+    WorkFolder,
+    combine_part_hashes,
+    describe_missed_shares,
+)
 from batchloom.store import (
     MANIFEST_NAME,
     REPORT_NAME,
     Manifest,
     PartEntry,
     ShardEntry,
-    manifest_bytes,
+    encode_manifest,
     read_manifest,
     write_file,
 )
@@ -49,24 +60,24 @@ from batchloom.store.format import (
     FORMAT_VERSION,
     TOKEN_DTYPES,
     TOKENIZER_NAME,
-    Counts,
     SourceEntry,
-    seal,
-    shard_name,
-    token_dtype,
-    tokenizer_entry,
+    StoreCounts,
+    choose_token_dtype,
+    format_shard_name,
+    make_tokenizer_entry,
+    seal_manifest,
 )
 from batchloom.store.write import make_folder
-from batchloom.tokens import NoTokenizer, Tokenizer, parse_train_spec, resolve_tokenizer
+from batchloom.tokens import Tokenizer, UnknownTokenizer, parse_train_spec, resolve_tokenizer
 
-Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+ImportInputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def import_tokens(
-    inputs: Inputs,
+    inputs: ImportInputs,
     *,
     out: str | os.PathLike[str],
-    val: Inputs = (),
+    val: ImportInputs = (),
     tokenizer: str | None = None,
     end_token: str | None = None,
     vocab_size: int | None = None,
@@ -75,7 +86,7 @@ def import_tokens(
     document_tokens: int | None = None,
     val_fraction: float = 0.0,
     tokens_per_shard: int = 100_000_000,
-    how: How = "link",
+    how: LinkMode = "link",
     progress: Listener | None = None,
 ) -> PrepareResult:
     """Make a store around files of ids, which stay where they are and as they are.
@@ -109,8 +120,8 @@ def import_tokens(
         OutputError: ``out`` cannot be written, or a file cannot be linked into it.
     """
     spec = ImportSpec(
-        inputs=make_inputs(inputs),
-        val=make_inputs(val),
+        inputs=as_recipe_inputs(inputs),
+        val=as_recipe_inputs(val),
         tokenizer=tokenizer,
         end_token=end_token,
         vocab_size=vocab_size,
@@ -121,27 +132,27 @@ def import_tokens(
         tokens_per_shard=tokens_per_shard,
         how=how,
     )
-    return run_import(spec, Path(out), progress or log_notes)
+    return run_import(spec, Path(out), progress or log_note)
 
 
 def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult:
     """Carry out an import into ``out``; see :func:`import_tokens`."""
     began = time.perf_counter()
-    found = find_inputs([*spec.inputs, *spec.val])
-    first_val = len(find_inputs(spec.inputs))
-    _refuse_twice(found)
-    tokenizer = _tokenizer(spec)
-    manifest = _finished(out, spec, found, tokenizer)
+    found = find_token_inputs([*spec.inputs, *spec.val])
+    first_val = len(find_token_inputs(spec.inputs))
+    _check_no_repeats(found)
+    tokenizer = _resolve_import_tokenizer(spec)
+    manifest = _find_finished_import(out, spec, found, tokenizer)
     if manifest is not None:
-        remove_leftover(out)
-        return result_of(out, manifest, seconds=time.perf_counter() - began, already_done=True)
-    check_folder(out)
+        remove_leftover_work(out)
+        return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
+    check_output_folder(out)
     with WorkFolder(out) as work:
-        job = _Import(work, spec, found, first_val, tokenizer, listener)
+        job = _ImportRun(work, spec, found, first_val, tokenizer, listener)
         return job.run(began)
 
 
-def _tokenizer(spec: ImportSpec) -> Tokenizer | None:
+def _resolve_import_tokenizer(spec: ImportSpec) -> Tokenizer | None:
     if spec.tokenizer is None:
         return None
     if parse_train_spec(spec.tokenizer) is not None:
@@ -152,7 +163,7 @@ def _tokenizer(spec: ImportSpec) -> Tokenizer | None:
     return resolve_tokenizer(spec.tokenizer, end_token=spec.end_token)
 
 
-def _refuse_twice(found: Sequence[Found]) -> None:
+def _check_no_repeats(found: Sequence[TokenInput]) -> None:
     seen: dict[Path, str] = {}
     for one in found:
         path = one.path.resolve()
@@ -163,25 +174,25 @@ def _refuse_twice(found: Sequence[Found]) -> None:
         seen[path] = one.name
 
 
-def _reported(found: Sequence[Found]) -> list[ReportedSource]:
+def _make_reported_sources(found: Sequence[TokenInput]) -> list[ReportedSource]:
     return [
         ReportedSource(one.name, str(one.path.resolve()), one.size, one.mtime_ns) for one in found
     ]
 
 
-def _finished(
-    out: Path, spec: ImportSpec, found: Sequence[Found], tokenizer: Tokenizer | None
+def _find_finished_import(
+    out: Path, spec: ImportSpec, found: Sequence[TokenInput], tokenizer: Tokenizer | None
 ) -> Manifest | None:
     """The manifest of the finished store at ``out`` when this import would write the same."""
     if not (out / MANIFEST_NAME).exists():
         return None
-    manifest, report = read_manifest(out), read_facts(out)
+    manifest, report = read_manifest(out), read_report(out)
     differences = [
         f"{name}: {manifest.recipe.get(name)!r} -> {value!r}"
-        for name, value in import_plain(spec).items()
+        for name, value in import_spec_to_plain(spec).items()
         if manifest.recipe.get(name) != value
     ]
-    if report is None or report.sources != _reported(found):
+    if report is None or report.sources != _make_reported_sources(found):
         differences.append("inputs: they are other files, or were written anew")
     if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer.fingerprint:
         differences.append(f"tokenizer: {spec.tokenizer} is not what it was")
@@ -194,14 +205,14 @@ def _finished(
 
 
 @final
-class _Import:
+class _ImportRun:
     """One import in its work folder."""
 
     def __init__(
         self,
         work: WorkFolder,
         spec: ImportSpec,
-        found: Sequence[Found],
+        found: Sequence[TokenInput],
         first_val: int,
         tokenizer: Tokenizer | None,
         listener: Listener,
@@ -210,7 +221,7 @@ class _Import:
         self._known, self._listener = tokenizer, listener
         self._vocab_size = tokenizer.vocab_size if tokenizer else spec.vocab_size or 0
         whose = f"tokenizer {tokenizer.name!r}" if tokenizer else "a vocabulary of that size"
-        self._check = IdCheck(self._vocab_size, whose)
+        self._check = VocabularyCheck(self._vocab_size, whose)
         self._notes: list[str] = []
         self._done = [0, 0, 0]
         self._total = 0
@@ -220,7 +231,7 @@ class _Import:
         self._begin()
         manifest = read_manifest(self._work.store) if self._work.complete else self._make()
         move_store(self._work)
-        return result_of(
+        return make_result(
             self._work.out,
             manifest,
             seconds=time.perf_counter() - began,
@@ -228,9 +239,9 @@ class _Import:
         )
 
     def _begin(self) -> None:
-        job = JobFacts(
+        job = JobIdentity(
             work_version=WORK_VERSION,
-            recipe=import_plain(self._spec),
+            recipe=import_spec_to_plain(self._spec),
             constants=[],
             sources=[(one.name, one.size, one.mtime_ns) for one in self._found],
         )
@@ -246,22 +257,24 @@ class _Import:
     def _make(self) -> Manifest:
         spec, known = self._spec, self._known
         end_id = known.end_id if known else None
-        cutting = Cutting(spec.dtype, spec.eod, spec.document_tokens, end_id)
+        cutting = DocumentBoundaries(spec.dtype, spec.eod, spec.document_tokens, end_id)
         files = []
         for number, found in enumerate(self._found):
-            file = open_tokens(found, cutting, self._work.path / f"lengths.{number}")
+            file = open_token_file(found, cutting, self._work.path / f"lengths.{number}")
             self._check.check_dtype(file)
-            files.append(Taken(file, "val" if number >= self._first_val else "train"))
+            files.append(ImportedFile(file, "val" if number >= self._first_val else "train"))
         self._total = sum(taken.file.tokens.nbytes for taken in files)
         if spec.how == "copy":
             dtype, overrides, shards = self._copy(files)
         else:
             dtype, overrides, shards = self._link(files)
-        tokenizer = known or NoTokenizer(self._vocab_size, self._end_id(files))
+        tokenizer = known or UnknownTokenizer(self._vocab_size, self._end_id(files))
         return self._finish(files, shards, dtype, tokenizer, overrides)
 
-    def _link(self, files: list[Taken]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
-        dtypes = {linked_dtype(taken.file): taken.file.found.path for taken in files}
+    def _link(
+        self, files: list[ImportedFile]
+    ) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+        dtypes = {choose_linked_dtype(taken.file): taken.file.found.path for taken in files}
         if len(dtypes) > 1:
             one, other = (f"{path} holds {name}" for name, path in sorted(dtypes.items()))
             raise InputError(
@@ -271,25 +284,27 @@ class _Import:
         for part, taken in enumerate(files):
             folder = self._work.store / taken.subset
             make_folder(folder)
-            stem = folder / shard_name(len(shards[taken.subset]))
+            stem = folder / format_shard_name(len(shards[taken.subset]))
             shards[taken.subset].append(
-                link_file(taken, stem, part, self._spec.how, self._check, self._ticker("read"))
+                link_shard(taken, stem, part, self._spec.how, self._check, self._ticker("read"))
             )
         return next(iter(dtypes)), {}, shards
 
-    def _copy(self, files: list[Taken]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
-        dtype = token_dtype("auto", self._vocab_size)
+    def _copy(
+        self, files: list[ImportedFile]
+    ) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+        dtype = choose_token_dtype("auto", self._vocab_size)
         fraction = self._spec.val_fraction
-        membership = decide_membership(files, fraction, self._check, self._ticker("read"))
+        membership = choose_subset_rule(files, fraction, self._check, self._ticker("read"))
         most, tick = self._spec.tokens_per_shard, self._ticker("write")
-        copying = Copying(self._work.store, TOKEN_DTYPES[dtype], most, self._check, tick)
+        copying = ShardCopier(self._work.store, TOKEN_DTYPES[dtype], most, self._check, tick)
         overrides = {f"{value:032x}": name for value, name in membership.overrides}
         return dtype, overrides, copying.write(files, membership)
 
     def _ticker(self, phase: Any) -> Any:
         self._done = [0, 0, 0]
 
-        def tick(stretch: Stretch) -> None:
+        def tick(stretch: TokenBatch) -> None:
             done = self._done
             done[0] += stretch.tokens.nbytes
             done[1] += len(stretch.lengths)
@@ -298,7 +313,7 @@ class _Import:
 
         return tick
 
-    def _end_id(self, files: Sequence[Taken]) -> int:
+    def _end_id(self, files: Sequence[ImportedFile]) -> int:
         """The end token nobody named: what all documents end with, else 0, which fills padding."""
         if self._spec.eod is not None:
             return self._spec.eod
@@ -313,7 +328,7 @@ class _Import:
 
     def _finish(
         self,
-        files: list[Taken],
+        files: list[ImportedFile],
         shards: dict[str, list[ShardEntry]],
         dtype: str,
         tokenizer: Tokenizer,
@@ -321,35 +336,37 @@ class _Import:
     ) -> Manifest:
         store = self._work.store
         subsets = {
-            name: subset_entry(store / name, found) for name, found in shards.items() if found
+            name: make_subset_entry(store / name, found) for name, found in shards.items() if found
         }
         documents = sum(entry.documents for entry in subsets.values())
         tokens = sum(entry.tokens for entry in subsets.values())
         by_subset = {name: entry.tokens for name, entry in subsets.items()}
         shares = {"val": self._spec.val_fraction}
-        notes = share_notes(shares, by_subset, documents, balance=False, texts=False, splits=False)
+        notes = describe_missed_shares(
+            shares, by_subset, documents, balance=False, texts=False, splits=False
+        )
         for text in notes:
             self._note(text)
-        plain = import_plain(self._spec)
+        plain = import_spec_to_plain(self._spec)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             generation=1,
             dtype=dtype,
             # Who encoded is not known, only whose ids they are said to be.
             tokenizer=msgspec.structs.replace(
-                tokenizer_entry(tokenizer), engine="imported", engine_version=""
+                make_tokenizer_entry(tokenizer), engine="imported", engine_version=""
             ),
             recipe=plain,
             recipe_fingerprint=fingerprint(
                 {name: value for name, value in plain.items() if name not in ("inputs", "val")}
             ),
-            counts=Counts(documents, documents, tokens, 0, {}),
+            counts=StoreCounts(documents, documents, tokens, 0, {}),
             subsets=subsets,
             subset_overrides=overrides,
             sources=tuple(self._source(taken, tokenizer) for taken in files),
         )
         report = {
-            "sources": msgspec.to_builtins(_reported(self._found)),
+            "sources": msgspec.to_builtins(_make_reported_sources(self._found)),
             "out": os.path.abspath(self._work.out),  # noqa: PTH100
             "notes": self._notes,
         }
@@ -357,11 +374,11 @@ class _Import:
         write_file(
             store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
         )
-        sealed = seal(manifest)
-        write_file(store / MANIFEST_NAME, manifest_bytes(sealed))
+        sealed = seal_manifest(manifest)
+        write_file(store / MANIFEST_NAME, encode_manifest(sealed))
         return sealed
 
-    def _source(self, taken: Taken, tokenizer: Tokenizer) -> SourceEntry:
+    def _source(self, taken: ImportedFile, tokenizer: Tokenizer) -> SourceEntry:
         found, edges = taken.file.found, taken.edges
         ended, begun = edges.lasts == {tokenizer.end_id}, edges.firsts == {tokenizer.bos_id}
         if self._known and not ended:
@@ -374,7 +391,7 @@ class _Import:
             name=found.name,
             kind=found.kind,
             bytes=found.size,
-            hash=source_hash([taken.checksum]),
+            hash=combine_part_hashes([taken.checksum]),
             documents=count,
             tokens=int(np.sum(taken.file.lengths, dtype=np.int64)),
             bos="present" if begun else "absent",

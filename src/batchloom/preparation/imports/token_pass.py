@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.preparation.imports.token_files import TokenFile
-from batchloom.preparation.units import back_to_back
+from batchloom.preparation.units import concatenate_ranges
 
-_DOCUMENTS = 1 << 16
-_TOKENS = 1 << 21
+_MAX_BATCH_DOCUMENTS = 1 << 16
+_MAX_BATCH_TOKENS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TokenBatch:
     """Neighbouring documents of a file.
 
     Attributes:
@@ -34,13 +34,13 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Edges:
+class EdgeTokens:
     """What documents begin and end with, where all begin or end alike."""
 
     firsts: set[int] = field(default_factory=set)
     lasts: set[int] = field(default_factory=set)
 
-    def add(self, stretch: Stretch) -> None:
+    def add(self, stretch: TokenBatch) -> None:
         """Look at more documents; empty ones have no edges."""
         filled = stretch.lengths > 0
         ends = np.cumsum(stretch.lengths)[filled]
@@ -53,16 +53,16 @@ class Edges:
         self.lasts |= {int(lasts.min()), int(lasts.max())}
 
 
-def stretches(file: TokenFile) -> Iterator[Stretch]:
+def iter_token_batches(file: TokenFile) -> Iterator[TokenBatch]:
     """The documents of a file in order, a bounded number of tokens at a time.
 
     Only a single longer document makes a longer stretch.
     """
     at = first = 0
     while first < len(file.lengths):
-        lengths = file.lengths[first : first + _DOCUMENTS].astype(np.int64)
+        lengths = file.lengths[first : first + _MAX_BATCH_DOCUMENTS].astype(np.int64)
         sums = np.cumsum(lengths)
-        count = max(1, int(np.searchsorted(sums, _TOKENS, side="right")))
+        count = max(1, int(np.searchsorted(sums, _MAX_BATCH_TOKENS, side="right")))
         lengths = lengths[:count]
         total = int(sums[min(count, len(sums)) - 1])
         if file.starts is None:
@@ -70,20 +70,20 @@ def stretches(file: TokenFile) -> Iterator[Stretch]:
             tokens = file.tokens[at : at + total]
         else:
             starts = file.starts[first : first + count]
-            tokens = back_to_back(file.tokens, starts, starts + lengths)
-        yield Stretch(first, lengths, starts, tokens)
+            tokens = concatenate_ranges(file.tokens, starts, starts + lengths)
+        yield TokenBatch(first, lengths, starts, tokens)
         at, first = at + total, first + len(lengths)
 
 
-def hash_ids(stretch: Stretch) -> NDArray[np.uint64]:
+def hash_ids(stretch: TokenBatch) -> NDArray[np.uint64]:
     """XXH3-128 of each document's ids as little-endian u32, (low, high) halves, uint64 [n, 2].
 
     The same ids have the same hash in whatever dtype they lie.
     """
     if len(stretch.lengths) == 1:
         digest = xxhash.xxh3_128()
-        for start in range(0, stretch.tokens.size, _TOKENS):
-            digest.update(stretch.tokens[start : start + _TOKENS].astype("<u4").data)
+        for start in range(0, stretch.tokens.size, _MAX_BATCH_TOKENS):
+            digest.update(stretch.tokens[start : start + _MAX_BATCH_TOKENS].astype("<u4").data)
         digests = digest.digest()
     else:
         data = stretch.tokens.astype("<u4").view(np.uint8).data
@@ -95,7 +95,7 @@ def hash_ids(stretch: Stretch) -> NDArray[np.uint64]:
 
 
 @final
-class IdCheck:
+class VocabularyCheck:
     """Refuses ids outside a vocabulary.
 
     Args:
@@ -120,7 +120,7 @@ class IdCheck:
                 "the one that made them with --tokenizer or --vocab-size."
             )
 
-    def check(self, file: TokenFile, stretch: Stretch) -> None:
+    def check(self, file: TokenFile, stretch: TokenBatch) -> None:
         """Refuse ids of these documents that are not of the vocabulary.
 
         Raises:

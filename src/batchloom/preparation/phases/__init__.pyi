@@ -1,17 +1,21 @@
-from .append import base_of as base_of, kept_tokenizer as kept_tokenizer, new_inputs as new_inputs
+from .append import (
+    read_base_manifest as read_base_manifest,
+    read_tokenizer_state as read_tokenizer_state,
+    select_new_inputs as select_new_inputs,
+)
 from .finish import (
-    Finished as Finished,
+    CompletedJob as CompletedJob,
     finish_store as finish_store,
     make_manifest as make_manifest,
+    make_subset_entry as make_subset_entry,
     move_store as move_store,
-    subset_entry as subset_entry,
 )
 from .phase_runner import (
-    Made as Made,
-    Making as Making,
-    Run as Run,
-    unit_decided_by as unit_decided_by,
+    PhaseResults as PhaseResults,
+    PhaseRunner as PhaseRunner,
+    RunContext as RunContext,
+    collect_unit_settings as collect_unit_settings,
 )
-from .tokenize_unit import UnitRun as UnitRun
-from .unit_shards import ShardTask as ShardTask, SubsetWriter as SubsetWriter
-from .worker_setup import Hand as Hand
+from .tokenize_unit import UnitTokenizer as UnitTokenizer
+from .unit_shards import ShardSettings as ShardSettings, SubsetWriter as SubsetWriter
+from .worker_setup import WorkerSetup as WorkerSetup

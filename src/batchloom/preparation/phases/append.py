@@ -9,35 +9,35 @@ import msgspec
 import numpy as np
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import NOT_JSON, because, read_regular
-from batchloom.core.wording import counted
+from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
+from batchloom.core.wording import format_count
 from batchloom.preparation.dedup import write_keys
-from batchloom.preparation.documents import keys_of
-from batchloom.preparation.phases.duplicate_tasks import StoredBands
-from batchloom.preparation.report import read_facts
-from batchloom.preparation.rerun import content_hash, report_sources
+from batchloom.preparation.documents import make_duplicate_keys
+from batchloom.preparation.phases.duplicate_tasks import StoredSignatures
+from batchloom.preparation.report import read_report
+from batchloom.preparation.rerun import hash_recorded_parts, make_report_sources
 from batchloom.preparation.settings import DedupRecipe
 from batchloom.preparation.units import WorkFolder
-from batchloom.sources import Listing
+from batchloom.sources import SourceListing
 from batchloom.sources.files import Source
 from batchloom.store import (
     BAD,
     MANIFEST_NAME,
     Manifest,
-    map_bands,
+    iter_shard_documents,
+    map_signature_file,
     read_manifest,
-    stored_documents,
-    writing,
+    wrap_write_errors,
 )
 from batchloom.store.format import TOKENIZER_NAME, Banding, SourceEntry, map_removed
-from batchloom.store.maintain import next_part, next_shards
+from batchloom.store.maintain import next_part_number, next_shard_numbers
 from batchloom.store.write import make_folder
 
-_LOW = (1 << 64) - 1
+_LOW_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Older:
+class BaseGenerations:
     """What stands before the documents of a job: nothing, or the generations of a store.
 
     Attributes:
@@ -62,11 +62,11 @@ class Older:
     tokens: Mapping[str, int] = field(default_factory=dict)
     documents: int = 0
     overrides: tuple[tuple[int, str], ...] = ()
-    bands: tuple[StoredBands | None, ...] = ()
+    bands: tuple[StoredSignatures | None, ...] = ()
     base: Manifest | None = None
 
     @property
-    def unsigned(self) -> int:
+    def without_signatures(self) -> int:
         """How many of the files have no bands."""
         return sum(one is None for one in self.bands)
 
@@ -74,23 +74,25 @@ class Older:
         """Which of some hashes documents of the store have; ``out`` is its folder."""
         if self.base is None or not hashes:
             return frozenset()
-        lows = np.array([value & _LOW for value in hashes], np.uint64)
+        lows = np.array([value & _LOW_MASK for value in hashes], np.uint64)
         there: set[int] = set()
-        for found in stored_documents(out, self.base):
+        for found in iter_shard_documents(out, self.base):
             some = found.hashes[np.isin(found.hashes[:, 0], lows)]
             there |= {(high << 64) | low for low, high in some.tolist()}
         return frozenset(there.intersection(hashes))
 
 
-def base_of(out: Path) -> Manifest | None:
+def read_base_manifest(out: Path) -> Manifest | None:
     """The newest generation of the store to append to; None where there is no store yet."""
-    with writing(out):
+    with wrap_write_errors(out):
         if not (out / MANIFEST_NAME).exists():
             return None
     return read_manifest(out)
 
 
-def older_of(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> Older:
+def read_base_generations(
+    work: WorkFolder, base: Manifest | None, dedup: DedupRecipe
+) -> BaseGenerations:
     """What stands before the documents of a job.
 
     Args:
@@ -99,40 +101,42 @@ def older_of(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> Old
         dedup: which new documents are left out for those that are there.
     """
     if base is None:
-        return Older()
-    return Older(
+        return BaseGenerations()
+    return BaseGenerations(
         generation=base.generation,
-        files=_keys(work, base) if dedup.mode != "none" else (),
-        shards=next_shards(base),
-        parts=next_part(base),
+        files=_write_base_keys(work, base) if dedup.mode != "none" else (),
+        shards=next_shard_numbers(base),
+        parts=next_part_number(base),
         filled=frozenset(name for name, subset in base.subsets.items() if subset.documents),
         tokens={name: subset.kept[1] for name, subset in base.subsets.items()},
         documents=sum(subset.kept[0] for subset in base.subsets.values()),
         overrides=tuple((int(value, 16), name) for value, name in base.subset_overrides.items()),
-        bands=_bands(work.out, base, dedup.banding) if dedup.mode == "near" else (),
+        bands=_find_base_signatures(work.out, base, dedup.banding) if dedup.mode == "near" else (),
         base=base,
     )
 
 
-def _keys(work: WorkFolder, base: Manifest) -> tuple[Path, ...]:
+def _write_base_keys(work: WorkFolder, base: Manifest) -> tuple[Path, ...]:
     """The keys of all documents that are there, a file a shard."""
     folder = work.path / "older"
     make_folder(folder)
     paths = []
-    for number, found in enumerate(stored_documents(work.out, base)):
+    for number, found in enumerate(iter_shard_documents(work.out, base)):
         path = folder / f"{number:05d}.keys"
         if not path.exists():
             count = len(found.parts)
             bad = np.zeros(count, bool) if found.sides is None else found.sides == BAD
             numbers = np.arange(count, dtype=np.uint32)
-            write_keys(path, keys_of(found.hashes, bad), numbers, found.parts)
+            write_keys(path, make_duplicate_keys(found.hashes, bad), numbers, found.parts)
         paths.append(path)
     return tuple(paths)
 
 
-def _bands(out: Path, base: Manifest, banding: Banding) -> tuple[StoredBands | None, ...]:
+def _find_base_signatures(
+    out: Path, base: Manifest, banding: Banding
+) -> tuple[StoredSignatures | None, ...]:
     """The bands of each shard that is there, where they are made as those of new documents are."""
-    found: list[StoredBands | None] = []
+    found: list[StoredSignatures | None] = []
     for name, subset in base.subsets.items():
         removed, first = map_removed(out / name, subset), 0
         for shard in subset.shards:
@@ -140,12 +144,12 @@ def _bands(out: Path, base: Manifest, banding: Banding) -> tuple[StoredBands | N
             places = tuple((removed[begin:end] - first).tolist())
             first += shard.documents
             path = out / name / f"{shard.name}.bands"
-            kept = shard.bands and map_bands(path, shard.documents).banding == banding
-            found.append(StoredBands(path, shard.documents, places) if kept else None)
+            kept = shard.bands and map_signature_file(path, shard.documents).banding == banding
+            found.append(StoredSignatures(path, shard.documents, places) if kept else None)
     return tuple(found)
 
 
-def kept_tokenizer(out: Path) -> dict[str, Any]:
+def read_tokenizer_state(out: Path) -> dict[str, Any]:
     """The state of a store's tokenizer, which what is appended is encoded with.
 
     Raises:
@@ -153,13 +157,15 @@ def kept_tokenizer(out: Path) -> dict[str, Any]:
     """
     path = out / TOKENIZER_NAME
     try:
-        return msgspec.json.decode(read_regular(path), type=dict)
-    except (OSError, *NOT_JSON) as error:
-        why = because(error) if isinstance(error, OSError) else error
+        return msgspec.json.decode(read_regular_file(path), type=dict)
+    except (OSError, *JSON_DECODE_ERRORS) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else error
         raise StoreError(f"{path} cannot be read ({why}); restore it from a copy.") from error
 
 
-def new_inputs(listing: Listing, base: Manifest, out: Path, *, hashed: bool = False) -> Listing:
+def select_new_inputs(
+    listing: SourceListing, base: Manifest, out: Path, *, hashed: bool = False
+) -> SourceListing:
     """The inputs that the store does not hold yet, with a note on those it does.
 
     A file is known by its place, size and time, or by its name (or place), size and content. One that has
@@ -171,7 +177,7 @@ def new_inputs(listing: Listing, base: Manifest, out: Path, *, hashed: bool = Fa
         out: the store.
         hashed: whether files are told apart by their contents alone.
     """
-    known = _reported(out, base)
+    known = _index_reported_files(out, base)
     places = {place for place, _, _ in known}
     held: dict[tuple[str, int], list[SourceEntry]] = {}
     for one in base.sources:
@@ -179,11 +185,11 @@ def new_inputs(listing: Listing, base: Manifest, out: Path, *, hashed: bool = Fa
     for (place, size, _), entries in known.items():
         held.setdefault((place, size), []).extend(entries)
     fresh, changed = [], []
-    for source, told in zip(listing.sources, report_sources(listing.sources), strict=True):
+    for source, told in zip(listing.sources, make_report_sources(listing.sources), strict=True):
         if not hashed and (told.path, told.bytes, told.mtime_ns) in known:
             continue
         names = ((told.path, told.bytes), (source.name, source.size))
-        if _holds([entry for name in names for entry in held.get(name, ())], source):
+        if _contains_source([entry for name in names for entry in held.get(name, ())], source):
             continue
         fresh.append(source)
         if told.path in places:
@@ -191,7 +197,8 @@ def new_inputs(listing: Listing, base: Manifest, out: Path, *, hashed: bool = Fa
     found, notes = len(listing.sources) - len(fresh), list(listing.notes)
     if found:
         notes.append(
-            f"{counted(found, 'input')} of {len(listing.sources):,} {'is' if found == 1 else 'are'} in {out} already."
+            f"{format_count(found, 'input')} of {len(listing.sources):,} {'is' if found == 1 else 'are'} in {out} "
+            f"already."
         )
     if changed:
         more = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
@@ -202,20 +209,22 @@ def new_inputs(listing: Listing, base: Manifest, out: Path, *, hashed: bool = Fa
     return replace(listing, sources=tuple(fresh), notes=tuple(notes))
 
 
-def _holds(entries: Sequence[SourceEntry], source: Source) -> bool:
+def _contains_source(entries: Sequence[SourceEntry], source: Source) -> bool:
     """Whether a source has the content of one of those that were read."""
     different = {entry.hash: entry for entry in entries}
-    return any(content_hash(source, entry) == entry.hash for entry in different.values())
+    return any(hash_recorded_parts(source, entry) == entry.hash for entry in different.values())
 
 
-def _reported(out: Path, base: Manifest) -> dict[tuple[str, int, int], list[SourceEntry]]:
+def _index_reported_files(
+    out: Path, base: Manifest
+) -> dict[tuple[str, int, int], list[SourceEntry]]:
     """Place, size and time of every file that a generation was made of, where its report is there, and its entries."""
     found: dict[tuple[str, int, int], list[SourceEntry]] = {}
     for entry in base.all_history:
         # Without the report inputs are told by their content.
-        report = read_facts(out, entry.number)
+        report = read_report(out, entry.number)
         sources = report.sources if report else []
-        entries = base.sources_of(entry)
+        entries = base.list_sources_of(entry)
         for number, one in enumerate(sources):
             # A report that somebody changed may tell of more files than were read.
             of_it = found.setdefault((one.path, one.bytes, one.mtime_ns), [])

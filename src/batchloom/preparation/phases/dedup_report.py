@@ -8,42 +8,42 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.files import let_go, read_regular
+from batchloom.core.files import read_regular_file, release_pages
 from batchloom.preparation.dedup import DUPLICATE
-from batchloom.preparation.documents import Membership
+from batchloom.preparation.documents import SubsetRule
 from batchloom.preparation.report import (
     DuplicateExample,
     DuplicatePair,
-    PairTally,
-    Rest,
-    source_groups,
+    DuplicatePairCounter,
+    OmittedRows,
+    group_sources,
 )
 from batchloom.preparation.units import (
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     ROW,
     ROWS_NAME,
-    UnitWork,
-    claimed_file,
-    reading,
-    tokens_name,
-    written_lengths,
+    TokenizedUnit,
+    open_attempt_file,
+    stored_lengths,
+    tokens_file_name,
+    translate_read_errors,
 )
 from batchloom.store import write_file
 from batchloom.store.format import SUBSETS
 from batchloom.tokens import Tokenizer
 
 # What is said of documents that the store holds already.
-OLDER = "(the store)"
-_STRETCH = 1 << 20
-_WORDS_TOKENS = 64
+STORE_LABEL = "(the store)"
+_CHUNK_ROWS = 1 << 20
+_SNIPPET_TOKENS = 64
 # Looked at for examples in each stretch.
-_LOOKED_AT = 1000
+_EXAMPLE_CANDIDATES = 1000
 
 # Duplicates by pair of sources, and what is said of pairs that are not listed.
-Pairs = tuple[list[DuplicatePair], Rest]
+PairList = tuple[list[DuplicatePair], OmittedRows]
 
 
-def pairs_once(place: Path, attempt: str, find: Callable[[], Pairs]) -> Pairs:
+def load_or_find_pairs(place: Path, attempt: str, find: Callable[[], PairList]) -> PairList:
     """What is kept at ``place``; what is found and kept there where nothing is yet.
 
     The files that examples are read from go as shards are written, so a job that goes on cannot find them again.
@@ -58,17 +58,17 @@ def pairs_once(place: Path, attempt: str, find: Callable[[], Pairs]) -> Pairs:
         OutputError: it cannot be written.
     """
     if place.exists():
-        with reading(place):
-            kept: Pairs = msgspec.json.decode(read_regular(place), type=Pairs)
+        with translate_read_errors(place):
+            kept: PairList = msgspec.json.decode(read_regular_file(place), type=PairList)
             return kept
     found = find()
-    with claimed_file(place, attempt) as aside:
+    with open_attempt_file(place, attempt) as aside:
         write_file(aside, msgspec.json.encode(found))
     return found
 
 
 @final
-class DuplicateReader:
+class DuplicatePairReader:
     """Reads the files that name duplicates.
 
     Args:
@@ -82,34 +82,34 @@ class DuplicateReader:
 
     def __init__(
         self,
-        units: Sequence[UnitWork],
+        units: Sequence[TokenizedUnit],
         older: int,
         inputs: Sequence[str],
-        membership: Membership,
+        membership: SubsetRule,
         dtype: np.dtype[np.generic],
         tokenizer: Tokenizer,
     ) -> None:
         self._units, self._older, self._membership = units, older, membership
         self._dtype, self._tokenizer = dtype, tokenizer
         sources = [part.source for one in units for part in one.unit.parts]
-        groups, names = source_groups(
+        groups, names = group_sources(
             [source.name for source in sources], [inputs[source.input] for source in sources]
         )
         self._groups = np.array(groups, np.int64)
         self._firsts = np.cumsum([0, *(len(one.unit.parts) for one in units)])
         # What an older generation has is one group of its own, the last.
-        self._tally = PairTally([*names, *([OLDER] if older else [])])
+        self._tally = DuplicatePairCounter([*names, *([STORE_LABEL] if older else [])])
         self._store = len(names)
 
-    def pairs(self, files: Iterable[Path]) -> Pairs:
+    def pairs(self, files: Iterable[Path]) -> PairList:
         """Duplicates by pair of sources, and what is said of pairs that are not listed."""
-        for rows in _stretches(files):
+        for rows in _iter_duplicate_rows(files):
             dropped = self._group(rows["unit"], rows["part"])
             kept = self._group(rows["first_unit"], rows["first_part"])
             self._tally.add(dropped, kept)
-            for at in _first_of_pairs(dropped, kept):
+            for at in _select_examples(dropped, kept):
                 pair = int(dropped[at]), int(kept[at])
-                if self._tally.wants(*pair) and (example := self._example(rows[at])):
+                if self._tally.needs_example(*pair) and (example := self._example(rows[at])):
                     self._tally.example(*pair, example)
         return self._tally.pairs()
 
@@ -124,55 +124,55 @@ class DuplicateReader:
         """What is told of a duplicate; None where temporary files of its unit, or of what stays, are gone."""
         unit, number = self._units[int(row["unit"]) - self._older], int(row["number"])
         first, kept = int(row["first_unit"]) - self._older, -1
-        rows = _rows(unit)
+        rows = _map_unit_rows(unit)
         if rows is None:
             return None
         words = self._words(unit, rows, number)
         if first >= 0:
             other, there = self._units[first], int(row["first_number"])
-            firsts = _rows(other)
+            firsts = _map_unit_rows(other)
             if firsts is None:
                 return None
             kept = int(firsts["record"][there])
             words = words or self._words(other, firsts, there)
         return DuplicateExample(int(rows["record"][number]), kept, words)
 
-    def _words(self, unit: UnitWork, rows: NDArray[np.void], number: int) -> str:
+    def _words(self, unit: TokenizedUnit, rows: NDArray[np.void], number: int) -> str:
         if rows["seen"][number]:
             return ""
         code, start = self._membership.codes(rows["hash"][number : number + 1])[0], 0
-        for begin in range(0, number, _STRETCH):
-            before = rows[begin : min(begin + _STRETCH, number)]
+        for begin in range(0, number, _CHUNK_ROWS):
+            before = rows[begin : min(begin + _CHUNK_ROWS, number)]
             mine = self._membership.codes(before["hash"]) == code
-            start += int(written_lengths(before[mine]).sum())
-            let_go(rows)
-        count = min(int(rows["length"][number]), _WORDS_TOKENS)
-        path = unit.folder / tokens_name(SUBSETS[code])
-        with reading(path):
+            start += int(stored_lengths(before[mine]).sum())
+            release_pages(rows)
+        count = min(int(rows["length"][number]), _SNIPPET_TOKENS)
+        path = unit.folder / tokens_file_name(SUBSETS[code])
+        with translate_read_errors(path):
             ids = np.fromfile(path, self._dtype, count, offset=start * self._dtype.itemsize)
         return self._tokenizer.decode(ids)
 
 
-def _rows(unit: UnitWork) -> NDArray[np.void] | None:
+def _map_unit_rows(unit: TokenizedUnit) -> NDArray[np.void] | None:
     path = unit.folder / ROWS_NAME
     if not path.exists():
         return None
-    with reading(path):
+    with translate_read_errors(path):
         return np.memmap(path, ROW, "r").view(np.ndarray)
 
 
-def _first_of_pairs(dropped: NDArray[np.int64], kept: NDArray[np.int64]) -> list[int]:
+def _select_examples(dropped: NDArray[np.int64], kept: NDArray[np.int64]) -> list[int]:
     """Places of the first few of each pair of groups, the pairs with most of them, ascending."""
     pairs = dropped * (int(kept.max(initial=0)) + 1) + kept
     order = np.argsort(pairs, kind="stable")
     _, starts, counts = np.unique(pairs[order], return_index=True, return_counts=True)
-    largest = np.argsort(-counts, kind="stable")[: _LOOKED_AT // MOST_SAMPLES]
-    taken = [order[starts[one] : starts[one] + min(counts[one], MOST_SAMPLES)] for one in largest]
+    largest = np.argsort(-counts, kind="stable")[: _EXAMPLE_CANDIDATES // MAX_SAMPLES]
+    taken = [order[starts[one] : starts[one] + min(counts[one], MAX_SAMPLES)] for one in largest]
     return sorted(np.concatenate([np.zeros(0, np.int64), *taken]).astype(np.int64).tolist())
 
 
-def _stretches(files: Iterable[Path]) -> Iterator[NDArray[np.void]]:
+def _iter_duplicate_rows(files: Iterable[Path]) -> Iterator[NDArray[np.void]]:
     for path in files:
-        with reading(path), path.open("rb") as file:
-            while (rows := np.fromfile(file, DUPLICATE, _STRETCH)).size:
+        with translate_read_errors(path), path.open("rb") as file:
+            while (rows := np.fromfile(file, DUPLICATE, _CHUNK_ROWS)).size:
                 yield rows

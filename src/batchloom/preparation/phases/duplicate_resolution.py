@@ -13,40 +13,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import let_go
-from batchloom.preparation.dedup import gather
-from batchloom.preparation.documents import Membership, Smallest
+from batchloom.core.files import release_pages
+from batchloom.preparation.dedup import read_unit_duplicates
+from batchloom.preparation.documents import SmallestHashes, SubsetRule
 from batchloom.preparation.units import (
+    DEDUP_COUNTS_NAME,
     DROPPED_NAME,
-    KEPT_NAME,
     ROW,
     ROWS_NAME,
-    Candidates,
     Decision,
-    Kept,
+    MoveCandidates,
+    PartDedupCounts,
     ShardCutter,
-    UnitKept,
+    UnitDedupCounts,
     attempt_folder,
     balance_subsets,
-    claim,
-    first_of_records,
-    misses,
-    reading,
+    mark_first_of_records,
+    misses_share,
+    move_into_place,
+    translate_read_errors,
 )
-from batchloom.store import CHOSEN, write_file, writing
+from batchloom.store import CHOSEN, wrap_write_errors, write_file
 from batchloom.store.format import SUBSETS
 from batchloom.store.write import make_folder, sync_folder
 
-_STRETCH_ROWS = 1 << 16
+_CHUNK_ROWS = 1 << 16
 # Documents that are left out: the number of the first of their record in the unit, and why.
-DROPPED = np.dtype([("number", "<u4"), ("reason", "u1")])
-REASONS = ("exact duplicate", "near duplicate")
+DROPPED_ROW = np.dtype([("number", "<u4"), ("reason", "u1")])
+DROP_REASONS = ("exact duplicate", "near duplicate")
 # Drops with numbers from one up to another one, in ascending order.
-_Between = Callable[[int, int], NDArray[np.void]]
+_DropRangeReader = Callable[[int, int], NDArray[np.void]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sharding:
+class ShardingSettings:
     """What decides where documents go.
 
     Attributes:
@@ -59,7 +59,7 @@ class Sharding:
         balance: whether single documents move where a subset misses its share of the tokens.
     """
 
-    membership: Membership
+    membership: SubsetRule
     most: int
     shards: Mapping[str, int] = field(default_factory=dict)
     filled: frozenset[str] = frozenset()
@@ -72,14 +72,14 @@ class Sharding:
         """Subsets that must not be empty, and are."""
         return tuple(name for name in self.membership.wanted() if name not in self.filled)
 
-    def decided(self, overrides: tuple[tuple[int, str], ...]) -> Membership:
+    def decided(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
         """The shares of the subsets together with what is decided for single hashes."""
         natural, known = self.membership, (*self.settled, *overrides)
-        return Membership(natural.val_fraction, natural.test_fraction, known)
+        return SubsetRule(natural.val_fraction, natural.test_fraction, known)
 
 
 @dataclass(frozen=True, slots=True)
-class SettleOrder:
+class ResolveDuplicatesTask:
     """One unit whose duplicates are known.
 
     Attributes:
@@ -100,10 +100,10 @@ class SettleOrder:
     number: int
     exact: tuple[Path, ...]
     near: tuple[Path, ...]
-    sharding: Sharding
+    sharding: ShardingSettings
 
 
-def settle_unit(order: SettleOrder) -> UnitKept:
+def resolve_unit_duplicates(order: ResolveDuplicatesTask) -> UnitDedupCounts:
     """Count what is left of a unit, and the shards it fills; keep both beside the list of drops.
 
     Raises:
@@ -111,10 +111,10 @@ def settle_unit(order: SettleOrder) -> UnitKept:
     """
     folder = attempt_folder(order.place, order.attempt)
     make_folder(folder)
-    left = _Left(order)
+    left = _RemainingCounter(order)
     path, at = folder / DROPPED_NAME, 0
-    with writing(path), path.open("wb") as file:
-        for rows, why, drops in _judged(order.folder, _found(order)):
+    with wrap_write_errors(path), path.open("wb") as file:
+        for rows, why, drops in _iter_rows_with_drops(order.folder, _open_search_drops(order)):
             left.add(rows, why)
             # Those of a record that goes on from the stretch before are there.
             file.write(drops[drops["number"] >= at].tobytes())
@@ -122,28 +122,28 @@ def settle_unit(order: SettleOrder) -> UnitKept:
         file.flush()
         os.fsync(file.fileno())
     facts = left.kept()
-    write_file(folder / KEPT_NAME, msgspec.json.encode(facts))
+    write_file(folder / DEDUP_COUNTS_NAME, msgspec.json.encode(facts))
     sync_folder(folder)
-    claim(folder, order.place)
+    move_into_place(folder, order.place)
     return facts
 
 
 @final
-class _Left:
+class _RemainingCounter:
     """Counts what is left of a unit."""
 
-    def __init__(self, order: SettleOrder) -> None:
+    def __init__(self, order: ResolveDuplicatesTask) -> None:
         self._folder = order.folder
         self._sharding, self._settled = order.sharding, order.sharding.decided(())
         self._parts = [[0, 0] for _ in range(order.parts)]
         self._dropped: list[Counter[str]] = [Counter() for _ in range(order.parts)]
         self._cutters = {name: ShardCutter(order.sharding.most) for name in SUBSETS}
-        self._smallest, self._moved, self._seen = Smallest(), False, 0
+        self._smallest, self._moved, self._seen = SmallestHashes(), False, 0
         self._subsets = np.zeros(len(SUBSETS), np.int64)
         self._long, self._longest = 0, (0, 0, 0, 0)
 
     def add(self, rows: NDArray[np.void], why: NDArray[np.uint8] | None) -> None:
-        """Count the next documents; ``why`` as :func:`judged` gives it."""
+        """Count the next documents; ``why`` as :func:`iter_rows_with_reasons` gives it."""
         sharding, parts = self._sharding, len(self._parts)
         kept = rows if why is None else rows[why == 0]
         self._seen += int(np.count_nonzero(rows["seen"]))
@@ -157,7 +157,7 @@ class _Left:
             settled = self._settled.codes(kept["hash"])
             self._moved |= bool((settled != codes).any())
         self._subsets += _tokens_by_subset(kept, settled)
-        self._look_for_long(kept)
+        self._track_longest(kept)
         self._smallest.add(kept["hash"], codes)
         for code, name in enumerate(SUBSETS):
             self._cutters[name].cut(kept[codes == code])
@@ -166,12 +166,12 @@ class _Left:
         for number in np.flatnonzero(documents).tolist():
             self._parts[number][0] += int(documents[number])
             self._parts[number][1] += int(tokens[number])
-        for code, reason in enumerate(REASONS, 1) if why is not None else ():
+        for code, reason in enumerate(DROP_REASONS, 1) if why is not None else ():
             gone = np.bincount(rows["part"][why == code], minlength=parts)
             for number in np.flatnonzero(gone).tolist():
                 self._dropped[number][reason] += int(gone[number])
 
-    def _look_for_long(self, kept: NDArray[np.void]) -> None:
+    def _track_longest(self, kept: NDArray[np.void]) -> None:
         """Count documents and pairs that have more tokens than a shard may have."""
         ends = np.flatnonzero(kept["side"] != CHOSEN)
         if not len(ends):
@@ -185,11 +185,11 @@ class _Left:
             place = int(row["part"]), int(row["record"]), int(row["offset"])
             self._longest = int(lengths[at]), *place
 
-    def kept(self) -> UnitKept:
+    def kept(self) -> UnitDedupCounts:
         """What all of them were."""
         pairs = zip(self._parts, self._dropped, strict=True)
-        return UnitKept(
-            parts=[Kept(counts[0], counts[1], dict(gone)) for counts, gone in pairs],
+        return UnitDedupCounts(
+            parts=[PartDedupCounts(counts[0], counts[1], dict(gone)) for counts, gone in pairs],
             documents=sum(counts[0] for counts in self._parts),
             tokens=sum(counts[1] for counts in self._parts),
             dropped=sum(gone.total() for gone in self._dropped),
@@ -209,7 +209,7 @@ def _tokens_by_subset(rows: NDArray[np.void], codes: NDArray[np.uint8]) -> NDArr
     return np.array([lengths[codes == code].sum() for code in range(len(SUBSETS))], np.int64)
 
 
-def _found(order: SettleOrder) -> _Between | None:
+def _open_search_drops(order: ResolveDuplicatesTask) -> _DropRangeReader | None:
     """What is left out of a unit, as the search for duplicates found it."""
     if not order.exact and not order.near:
         return None
@@ -217,8 +217,8 @@ def _found(order: SettleOrder) -> _Between | None:
     def between(start: int, stop: int) -> NDArray[np.void]:
         pieces = []
         for reason, files in enumerate((order.exact, order.near)):
-            numbers = gather(files, order.number, start, stop)["number"]
-            drops = np.zeros(len(numbers), DROPPED)
+            numbers = read_unit_duplicates(files, order.number, start, stop)["number"]
+            drops = np.zeros(len(numbers), DROPPED_ROW)
             drops["number"], drops["reason"] = numbers, reason
             pieces.append(drops)
         return np.sort(np.concatenate(pieces), order="number")
@@ -226,31 +226,31 @@ def _found(order: SettleOrder) -> _Between | None:
     return between
 
 
-def _noted(path: Path) -> _Between | None:
+def _open_recorded_drops(path: Path) -> _DropRangeReader | None:
     """What is left out of a unit, as it was written down."""
-    with reading(path):
+    with translate_read_errors(path):
         if not path.stat().st_size:
             return None
-        drops = np.memmap(path, DROPPED, "r").view(np.ndarray)
+        drops = np.memmap(path, DROPPED_ROW, "r").view(np.ndarray)
 
     def between(start: int, stop: int) -> NDArray[np.void]:
         # A search in the column itself would copy all of it.
-        begin = bisect_left(drops, start, key=_number)
-        some = drops[begin : bisect_left(drops, stop, begin, key=_number)].copy()
-        let_go(drops)
+        begin = bisect_left(drops, start, key=_drop_number)
+        some = drops[begin : bisect_left(drops, stop, begin, key=_drop_number)].copy()
+        release_pages(drops)
         return some
 
     return between
 
 
-def _number(drop: np.void) -> int:
+def _drop_number(drop: np.void) -> int:
     return int(drop["number"])
 
 
-def decide(
-    kept: Sequence[UnitKept],
+def make_decision(
+    kept: Sequence[UnitDedupCounts],
     folders: Sequence[tuple[Path, Path]],
-    sharding: Sharding,
+    sharding: ShardingSettings,
     held: Callable[[Collection[int]], Collection[int]] = lambda _: (),
 ) -> Decision:
     """Decide, once over all units, the subsets of single hashes and the numbers of the shards.
@@ -266,8 +266,8 @@ def decide(
         for name, count in unit.subsets.items():
             tokens[name] += count
     total, shares = sum(tokens.values()), sharding.membership.shares
-    if sharding.balance and any(misses(shares[name], tokens[name], total) for name in shares):
-        overrides = _balance(folders, sharding, tokens, held)
+    if sharding.balance and any(misses_share(shares[name], tokens[name], total) for name in shares):
+        overrides = _balance_shares(folders, sharding, tokens, held)
     else:
         overrides = _fill_empty(kept, sharding, held)
     decided = sharding.decided(overrides)
@@ -277,11 +277,13 @@ def decide(
     tokens = dict(sharding.tokens)
     for number, (unit, (folder, place)) in enumerate(zip(kept, folders, strict=True)):
         mine, sums = unit.shards, unit.subsets
-        if unit.moved or (affected and _holds(folder, place, decided, sharding.decided(()))):
+        if unit.moved or (
+            affected and _has_moved_documents(folder, place, decided, sharding.decided(()))
+        ):
             moved.append(number)
             cutters = {name: ShardCutter(sharding.most) for name in SUBSETS}
             added = np.zeros(len(SUBSETS), np.int64)
-            for rows in kept_rows(folder, place):
+            for rows in iter_remaining_rows(folder, place):
                 codes = decided.codes(rows["hash"])
                 added += _tokens_by_subset(rows, codes)
                 for code, name in enumerate(SUBSETS):
@@ -297,29 +299,29 @@ def decide(
 
 
 def _fill_empty(
-    kept: Sequence[UnitKept],
-    sharding: Sharding,
+    kept: Sequence[UnitDedupCounts],
+    sharding: ShardingSettings,
     held: Callable[[Collection[int]], Collection[int]],
 ) -> tuple[tuple[int, str], ...]:
     """Choose the hashes that move so that no wanted subset is empty."""
-    smallest = Smallest()
+    smallest = SmallestHashes()
     for unit in kept:
         smallest.merge(unit.smallest)
     settled = held(smallest.hashes()) if sharding.wanted else ()
     return smallest.overrides(sharding.wanted, settled)
 
 
-def _balance(
+def _balance_shares(
     folders: Sequence[tuple[Path, Path]],
-    sharding: Sharding,
+    sharding: ShardingSettings,
     tokens: Mapping[str, int],
     held: Callable[[Collection[int]], Collection[int]],
 ) -> tuple[tuple[int, str], ...]:
     """Choose the hashes that move so that subsets have their shares of the tokens."""
-    candidates = {name: Candidates(heaviest=name != SUBSETS[0]) for name in SUBSETS}
+    candidates = {name: MoveCandidates(heaviest=name != SUBSETS[0]) for name in SUBSETS}
     membership = sharding.decided(())
     for folder, place in folders:
-        for rows in kept_rows(folder, place):
+        for rows in iter_remaining_rows(folder, place):
             codes = membership.codes(rows["hash"])
             for code, name in enumerate(SUBSETS):
                 some = rows[codes == code]
@@ -334,55 +336,57 @@ def _balance(
     return tuple(balance_subsets(sharding.membership.shares, tokens, free).items())
 
 
-def _holds(folder: Path, place: Path, decided: Membership, before: Membership) -> bool:
+def _has_moved_documents(
+    folder: Path, place: Path, decided: SubsetRule, before: SubsetRule
+) -> bool:
     """Return whether a unit has documents that move."""
     return any(
         bool((decided.codes(rows["hash"]) != before.codes(rows["hash"])).any())
-        for rows in kept_rows(folder, place)
+        for rows in iter_remaining_rows(folder, place)
     )
 
 
-def overrides_of(decision: Decision) -> tuple[tuple[int, str], ...]:
+def parse_overrides(decision: Decision) -> tuple[tuple[int, str], ...]:
     """What was decided for single hashes."""
     return tuple((int(value, 16), name) for value, name in decision.overrides.items())
 
 
-def row_stretches(folder: Path) -> Iterator[NDArray[np.void]]:
+def iter_unit_rows(folder: Path) -> Iterator[NDArray[np.void]]:
     """A unit's rows, a bounded stretch at a time; the two of a pair stay together."""
     path = folder / ROWS_NAME
-    with reading(path), path.open("rb") as file:
-        while (rows := np.fromfile(file, ROW, _STRETCH_ROWS)).size:
+    with translate_read_errors(path), path.open("rb") as file:
+        while (rows := np.fromfile(file, ROW, _CHUNK_ROWS)).size:
             if rows["side"][-1] == CHOSEN:
                 rows = np.concatenate([rows, np.fromfile(file, ROW, 1)])
             yield rows
 
 
-def kept_rows(folder: Path, place: Path) -> Iterator[NDArray[np.void]]:
+def iter_remaining_rows(folder: Path, place: Path) -> Iterator[NDArray[np.void]]:
     """The rows of a unit that are left, a bounded stretch at a time."""
-    for rows, why in judged(folder, place):
+    for rows, why in iter_rows_with_reasons(folder, place):
         yield rows if why is None else rows[why == 0]
 
 
-def judged(
+def iter_rows_with_reasons(
     folder: Path, place: Path
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None]]:
-    """A unit's rows, each with 0 or 1 plus the place in ``REASONS`` of why it is left out.
+    """A unit's rows, each with 0 or 1 plus the place in ``DROP_REASONS`` of why it is left out.
 
     None stands for rows that are all kept.
     """
-    for rows, why, _ in _judged(folder, _noted(place / DROPPED_NAME)):
+    for rows, why, _ in _iter_rows_with_drops(folder, _open_recorded_drops(place / DROPPED_NAME)):
         yield rows, why
 
 
-def _judged(
-    folder: Path, between: _Between | None
+def _iter_rows_with_drops(
+    folder: Path, between: _DropRangeReader | None
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.uint8] | None, NDArray[np.void]]]:
     """The same with the drops that decide each stretch, of which there may be as many as documents."""
     at, before, group = 0, (-1, -1), -1
-    for rows in row_stretches(folder):
-        why, drops = None, np.zeros(0, DROPPED)
+    for rows in iter_unit_rows(folder):
+        why, drops = None, np.zeros(0, DROPPED_ROW)
         if between is not None:
-            fresh = first_of_records(rows, before)
+            fresh = mark_first_of_records(rows, before)
             firsts = np.where(fresh, np.arange(at, at + len(rows)), -1)
             firsts[0] = max(int(firsts[0]), group)
             firsts = np.maximum.accumulate(firsts)

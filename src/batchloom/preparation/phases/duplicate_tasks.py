@@ -6,30 +6,30 @@ from pathlib import Path
 import numpy as np
 
 from batchloom.preparation.dedup import (
-    BAND_KEY,
     KEY,
-    components,
-    find,
-    mapped,
-    read_bands,
-    write_band_keys,
+    SIGNATURE_KEY,
+    find_components,
+    map_records,
+    map_signatures,
+    search_duplicates,
+    write_signature_keys,
 )
 from batchloom.preparation.units import (
-    BANDS_NAME,
     ROW,
     ROWS_NAME,
+    SIGNATURES_NAME,
     attempt_folder,
-    claim,
-    claimed_file,
+    move_into_place,
+    open_attempt_file,
 )
-from batchloom.store import map_bands
+from batchloom.store import map_signature_file
 from batchloom.store.write import make_folder, sync_folder
 
 EXACT, NEAR = "exact", "near"
 
 
 @dataclass(frozen=True, slots=True)
-class FindOrder:
+class FindDuplicatesTask:
     """One range of all keys, to be looked through.
 
     Attributes:
@@ -50,7 +50,7 @@ class FindOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class BandsOrder:
+class SortSignaturesTask:
     """The bands of one unit, to be sorted.
 
     Attributes:
@@ -71,7 +71,7 @@ class BandsOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBands:
+class StoredSignatures:
     """The bands of a shard that is there.
 
     Attributes:
@@ -86,7 +86,7 @@ class StoredBands:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBandsOrder:
+class SortStoredSignaturesTask:
     """The bands of a shard that is there, to be sorted.
 
     Attributes:
@@ -95,13 +95,13 @@ class StoredBandsOrder:
         attempt: sets the file of this attempt apart from that of another one.
     """
 
-    bands: StoredBands
+    bands: StoredSignatures
     place: Path
     attempt: str
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentsOrder:
+class LinkComponentsTask:
     """All links between documents that agree in a band, to be followed to their ends.
 
     Attributes:
@@ -119,37 +119,37 @@ class ComponentsOrder:
     attempt: str
 
 
-def find_duplicates(order: FindOrder) -> int:
+def find_duplicates(order: FindDuplicatesTask) -> int:
     """Write down the documents of a range that stood before; how many they are."""
-    kind = BAND_KEY if order.bands else KEY
-    with claimed_file(order.place, order.attempt) as aside:
-        return find(order.files, order.range, order.first_new, aside, kind)
+    kind = SIGNATURE_KEY if order.bands else KEY
+    with open_attempt_file(order.place, order.attempt) as aside:
+        return search_duplicates(order.files, order.range, order.first_new, aside, kind)
 
 
-def sort_bands(order: BandsOrder) -> None:
+def sort_signatures(order: SortSignaturesTask) -> None:
     """Write the sorted keys of the bands of one unit."""
-    rows = mapped(order.folder / ROWS_NAME, ROW)
-    bands = read_bands(order.folder / BANDS_NAME, order.count)
-    with claimed_file(order.place, order.attempt) as aside:
-        write_band_keys(aside, bands, rows["part"], order.exact, order.number)
+    rows = map_records(order.folder / ROWS_NAME, ROW)
+    bands = map_signatures(order.folder / SIGNATURES_NAME, order.count)
+    with open_attempt_file(order.place, order.attempt) as aside:
+        write_signature_keys(aside, bands, rows["part"], order.exact, order.number)
 
 
-def sort_stored_bands(order: StoredBandsOrder) -> None:
+def sort_stored_signatures(order: SortStoredSignaturesTask) -> None:
     """Write the sorted keys of the bands of a shard that is there."""
     said = order.bands
-    keys = map_bands(said.path, said.documents).keys
+    keys = map_signature_file(said.path, said.documents).keys
     # Which file part it came of is told of what goes alone.
     parts = np.zeros(said.documents, np.uint32)
-    with claimed_file(order.place, order.attempt) as aside:
-        write_band_keys(aside, keys, parts, gone=np.array(said.removed, np.int64))
+    with open_attempt_file(order.place, order.attempt) as aside:
+        write_signature_keys(aside, keys, parts, gone=np.array(said.removed, np.int64))
 
 
-def link_components(order: ComponentsOrder) -> tuple[Path, ...]:
+def link_components(order: LinkComponentsTask) -> tuple[Path, ...]:
     """Write down which documents go because one that is like them stands before."""
     folder = attempt_folder(order.place, order.attempt)
     scratch = attempt_folder(order.scratch, order.attempt)
     make_folder(folder)
-    found = components(order.links, scratch, folder, order.first_new)
+    found = find_components(order.links, scratch, folder, order.first_new)
     sync_folder(folder)
-    claim(folder, order.place)
+    move_into_place(folder, order.place)
     return tuple(order.place / path.name for path in found)

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import msgspec
 
-from batchloom.core.partial_files import ASIDE
-from batchloom.preparation.documents import Readings, processor_state
-from batchloom.preparation.phases.phase_runner import Made
-from batchloom.preparation.report import ReportFacts, report_bytes, write_report_page
-from batchloom.preparation.settings import Recipe, recipe_fingerprint, recipe_plain
-from batchloom.preparation.units import Kept, PartCounts, WorkFolder, quarantine_line, source_hash
+from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.preparation.documents import RecordParsers, get_processor_state
+from batchloom.preparation.phases.phase_runner import PhaseResults
+from batchloom.preparation.report import PrepareReport, encode_report, write_report_page
+from batchloom.preparation.settings import Recipe, compute_recipe_fingerprint, recipe_to_plain
+from batchloom.preparation.units import (
+    PartCounts,
+    PartDedupCounts,
+    WorkFolder,
+    combine_part_hashes,
+    encode_quarantine_line,
+)
 from batchloom.sources import ReadRules
 from batchloom.sources.files import Source
 from batchloom.store import (
@@ -24,12 +30,12 @@ from batchloom.store import (
     PartEntry,
     ShardEntry,
     add_generation,
-    changing,
-    extended,
-    manifest_bytes,
+    encode_manifest,
+    extend_manifest,
+    lock_store,
     read_manifest,
+    wrap_write_errors,
     write_file,
-    writing,
 )
 from batchloom.store.format import (
     FORMAT_VERSION,
@@ -37,22 +43,22 @@ from batchloom.store.format import (
     QUARANTINE_NAME,
     SUBSETS,
     TOKENIZER_NAME,
-    Counts,
     ProcessorEntry,
     SourceEntry,
+    StoreCounts,
     SubsetEntry,
-    checksum,
+    compute_checksum,
+    format_generation_file_name,
+    make_tokenizer_entry,
     map_index,
-    of_generation,
-    seal,
-    tokenizer_entry,
+    seal_manifest,
 )
-from batchloom.store.maintain import clear_leftovers
+from batchloom.store.maintain import delete_stale_files
 from batchloom.store.write import LengthsWriter, make_folder, sync_folder
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class CompletedJob:
     """All that is known when the last shard is written.
 
     Attributes:
@@ -66,9 +72,9 @@ class Finished:
 
     recipe: Recipe
     rules: ReadRules
-    readings: Readings
+    readings: RecordParsers
     sources: tuple[Source, ...]
-    made: Made
+    made: PhaseResults
     base: Manifest | None = None
 
     @property
@@ -77,7 +83,9 @@ class Finished:
         return 1 + (self.base.generation if self.base else 0)
 
 
-def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], ReportFacts]) -> Manifest:
+def finish_store(
+    work: WorkFolder, done: CompletedJob, reported: Callable[[], PrepareReport]
+) -> Manifest:
     """Write everything but the shards into the growing store, its manifest last.
 
     Args:
@@ -92,47 +100,52 @@ def finish_store(work: WorkFolder, done: Finished, reported: Callable[[], Report
         OutputError: it cannot be written.
     """
     make_folder(work.store)
-    _gather_shards(work, done)
+    _move_shards(work, done)
     subsets = {}
     for name in SUBSETS:
         entries = [entry for unit in done.made.shards for entry in unit[name]]
         if entries:
-            subsets[name] = subset_entry(work.store / name, entries, done.generation)
+            subsets[name] = make_subset_entry(work.store / name, entries, done.generation)
     write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(done.made.tokenizer.state()))
-    if (processor := _processor(done.recipe)) is not None:
+    if (processor := _read_processor_state(done.recipe)) is not None:
         write_file(work.store / PROCESSOR_NAME, processor)
     _write_quarantine(work, done)
     report = reported()
-    write_file(work.store / of_generation(REPORT_NAME, done.generation), report_bytes(report))
-    write_report_page(report, work.store / of_generation(PAGE_NAME, done.generation))
+    write_file(
+        work.store / format_generation_file_name(REPORT_NAME, done.generation),
+        encode_report(report),
+    )
+    write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, done.generation))
     made = make_manifest(done, subsets)
-    manifest = seal(made) if done.base is None else extended(done.base, made)
-    write_file(work.store / MANIFEST_NAME, manifest_bytes(manifest))
+    manifest = seal_manifest(made) if done.base is None else extend_manifest(done.base, made)
+    write_file(work.store / MANIFEST_NAME, encode_manifest(manifest))
     return manifest
 
 
-def _processor(recipe: Recipe) -> bytes | None:
+def _read_processor_state(recipe: Recipe) -> bytes | None:
     """What a store keeps of the processor of a recipe; None for none."""
     media = recipe.reading.media
-    return None if media is None else msgspec.json.encode(processor_state(media, recipe.tokenizer))
+    return (
+        None if media is None else msgspec.json.encode(get_processor_state(media, recipe.tokenizer))
+    )
 
 
-def _processor_entry(recipe: Recipe) -> ProcessorEntry | None:
-    data = _processor(recipe)
+def _make_processor_entry(recipe: Recipe) -> ProcessorEntry | None:
+    data = _read_processor_state(recipe)
     if data is None:
         return None
     state = msgspec.json.decode(data)
-    return ProcessorEntry(state["name"], state["fingerprint"], checksum(data))
+    return ProcessorEntry(state["name"], state["fingerprint"], compute_checksum(data))
 
 
-def _gather_shards(work: WorkFolder, done: Finished) -> None:
+def _move_shards(work: WorkFolder, done: CompletedJob) -> None:
     """Move the shards of all units into the store; may be stopped and begun again."""
     for one, shards in zip(done.made.units, done.made.shards, strict=True):
         folder = work.shards(one.unit.number)
         for name in [name for name, entries in shards.items() if entries]:
             make_folder(work.store / name)
             if (folder / name).is_dir():
-                _move(folder / name, work.store / name)
+                _move_files(folder / name, work.store / name)
 
 
 def move_store(work: WorkFolder) -> None:
@@ -150,26 +163,30 @@ def move_store(work: WorkFolder) -> None:
         return
     for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:
         make_folder(work.out / folder.name)
-        _move(folder, work.out / folder.name)
-    _move(work.store, work.out)
-    with changing(work.out):
-        with writing(work.out):
+        _move_files(folder, work.out / folder.name)
+    _move_files(work.store, work.out)
+    with lock_store(work.out):
+        with wrap_write_errors(work.out):
             (work.store / MANIFEST_NAME).replace(work.out / MANIFEST_NAME)
         sync_folder(work.out)
         # Of another job that was killed while it moved its shards here, and given up.
-        clear_leftovers(work.out, manifest)
+        delete_stale_files(work.out, manifest)
     work.remove()
 
 
-def _move(folder: Path, target: Path) -> None:
-    with writing(target), os.scandir(folder) as scan:
+def _move_files(folder: Path, target: Path) -> None:
+    with wrap_write_errors(target), os.scandir(folder) as scan:
         for entry in sorted(scan, key=lambda entry: entry.name):
-            if entry.is_file() and entry.name != MANIFEST_NAME and not entry.name.endswith(ASIDE):
+            if (
+                entry.is_file()
+                and entry.name != MANIFEST_NAME
+                and not entry.name.endswith(PARTIAL_SUFFIX)
+            ):
                 os.replace(entry.path, target / entry.name)  # noqa: PTH105
     sync_folder(target)
 
 
-def subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -> SubsetEntry:
+def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -> SubsetEntry:
     """A subset of a growing store, whose file of lengths is written from its shards' indexes."""
     lengths = LengthsWriter(folder, generation)
     try:
@@ -188,16 +205,16 @@ def subset_entry(folder: Path, entries: list[ShardEntry], generation: int = 1) -
     )
 
 
-def _parts(done: Finished) -> Iterator[tuple[Source, PartCounts, Kept]]:
+def _iter_parts(done: CompletedJob) -> Iterator[tuple[Source, PartCounts, PartDedupCounts]]:
     for one, left in zip(done.made.units, done.made.kept, strict=True):
         for part, counts, kept in zip(one.unit.parts, one.facts.parts, left.parts, strict=True):
             yield part.source, counts, kept
 
 
-def make_manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
+def make_manifest(done: CompletedJob, subsets: dict[str, SubsetEntry]) -> Manifest:
     """The manifest of a finished job; of a dry run, which has no subsets, its counts alone mean something."""
     dropped: Counter[str] = Counter()
-    for _, part, kept in _parts(done):
+    for _, part, kept in _iter_parts(done):
         dropped.update(part.dropped)
         dropped.update(kept.dropped)
         dropped["empty"] += part.empty
@@ -206,28 +223,28 @@ def make_manifest(done: Finished, subsets: dict[str, SubsetEntry]) -> Manifest:
         format_version=FORMAT_VERSION,
         generation=1,
         dtype=done.made.dtype,
-        tokenizer=tokenizer_entry(tokenizer),
-        recipe=recipe_plain(done.recipe),
-        recipe_fingerprint=recipe_fingerprint(done.recipe),
-        counts=Counts(
-            records=sum(part.records for _, part, _ in _parts(done)),
+        tokenizer=make_tokenizer_entry(tokenizer),
+        recipe=recipe_to_plain(done.recipe),
+        recipe_fingerprint=compute_recipe_fingerprint(done.recipe),
+        counts=StoreCounts(
+            records=sum(part.records for _, part, _ in _iter_parts(done)),
             documents=sum(kept.documents for kept in done.made.kept),
             tokens=sum(kept.tokens for kept in done.made.kept),
-            quarantined=sum(part.bad for _, part, _ in _parts(done)),
+            quarantined=sum(part.bad for _, part, _ in _iter_parts(done)),
             dropped={reason: count for reason, count in sorted(dropped.items()) if count},
-            further=sum(part.further for _, part, _ in _parts(done)),
+            further=sum(part.further for _, part, _ in _iter_parts(done)),
         ),
         subsets=subsets,
         subset_overrides=done.made.decision.overrides,
-        sources=_source_entries(done),
-        processor=_processor_entry(done.recipe),
+        sources=_make_source_entries(done),
+        processor=_make_processor_entry(done.recipe),
     )
 
 
-def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
+def _make_source_entries(done: CompletedJob) -> tuple[SourceEntry, ...]:
     parts: dict[str, list[PartCounts]] = {source.path: [] for source in done.sources}
-    left: dict[str, list[Kept]] = {source.path: [] for source in done.sources}
-    for source, counts, kept in _parts(done):
+    left: dict[str, list[PartDedupCounts]] = {source.path: [] for source in done.sources}
+    for source, counts, kept in _iter_parts(done):
         parts[source.path].append(counts)
         left[source.path].append(kept)
     added = "absent" if done.made.tokenizer.bos_id is None else "added"
@@ -237,7 +254,7 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
             name=source.name,
             kind=source.kind,
             bytes=source.size,
-            hash=source_hash([part.hash for part in parts[source.path]]),
+            hash=combine_part_hashes([part.hash for part in parts[source.path]]),
             documents=sum(kept.documents for kept in left[source.path]),
             tokens=sum(kept.tokens for kept in left[source.path]),
             bos=added if ways[source.path].ended else "present",
@@ -250,23 +267,23 @@ def _source_entries(done: Finished) -> tuple[SourceEntry, ...]:
             preferences=ways[source.path].preferences,
             revision=source.revision,
             dataset=done.recipe.source(source.input).name or "",
-            weight=_weight(done.recipe, source),
+            weight=_source_weight(done.recipe, source),
         )
         for source in done.sources
     )
 
 
-def _weight(recipe: Recipe, source: Source) -> float | None:
+def _source_weight(recipe: Recipe, source: Source) -> float | None:
     weight = recipe.source(source.input).weight
     return None if weight is None else float(weight)
 
 
-def _write_quarantine(work: WorkFolder, done: Finished) -> None:
+def _write_quarantine(work: WorkFolder, done: CompletedJob) -> None:
     """All bad records in input order, with the names and lines a person looks for."""
-    path = work.store / of_generation(QUARANTINE_NAME, done.generation)
-    aside = path.with_name(path.name + ASIDE)
+    path = work.store / format_generation_file_name(QUARANTINE_NAME, done.generation)
+    aside = path.with_name(path.name + PARTIAL_SUFFIX)
     before: dict[str, int] = {}
-    with writing(path):
+    with wrap_write_errors(path):
         with aside.open("wb") as file:
             for one in done.made.units:
                 starts = []
@@ -275,7 +292,7 @@ def _write_quarantine(work: WorkFolder, done: Finished) -> None:
                     before[part.source.path] = starts[-1] + counts.records
                 for number, record in work.bad_records(one.folder.name):
                     source = one.unit.parts[number].source
-                    file.write(quarantine_line(source, done.rules, starts[number], record))
+                    file.write(encode_quarantine_line(source, done.rules, starts[number], record))
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)

@@ -4,17 +4,17 @@ from collections import Counter
 from typing import Any, final
 
 from batchloom.core.document import Records
-from batchloom.preparation.dedup import Removal
-from batchloom.preparation.documents import Reading, tidy
-from batchloom.preparation.units import Flow, Sample, Stopwatch, UnitTally
-from batchloom.text import Cleaner
+from batchloom.preparation.dedup import LineDeduplicator
+from batchloom.preparation.documents import RecordParser, normalize_records
+from batchloom.preparation.units import DropSample, StepFlow, Stopwatch, UnitStatistics
+from batchloom.text import TextCleaner
 
 # What a document that is nothing but repeated lines or paragraphs is left out for.
-REPEATED = "only repeated lines"
+REPEATED_REASON = "only repeated lines"
 
 
 @final
-class Intake:
+class RecordIngester:
     """What becomes of records before they are tokenized.
 
     Args:
@@ -29,15 +29,15 @@ class Intake:
         self,
         *,
         normalized: bool,
-        cleaner: Cleaner | None,
-        removal: Removal | None,
-        tally: UnitTally,
+        cleaner: TextCleaner | None,
+        removal: LineDeduplicator | None,
+        tally: UnitStatistics,
         watch: Stopwatch,
     ) -> None:
         self._normalized, self._cleaner, self._removal = normalized, cleaner, removal
         self._tally, self._watch = tally, watch
 
-    def take(self, found: Records, reading: Reading, source: str) -> Counter[str]:
+    def take(self, found: Records, reading: RecordParser, source: str) -> Counter[str]:
         """Make documents of records; those that cannot be used become bad ones.
 
         Args:
@@ -49,9 +49,9 @@ class Intake:
             How many documents were left out, by reason.
         """
         with self._watch.time("read"):
-            reading.take_in(found)
+            reading.parse_records(found)
         with self._watch.time("clean", documents=len(found.values)):
-            tidy(found, reading.way, normalized=self._normalized)
+            normalize_records(found, reading.way, normalized=self._normalized)
             dropped: Counter[str] = Counter()
             if reading.way == "text" and found.values:
                 self._clean(found, source, dropped)
@@ -67,11 +67,11 @@ class Intake:
             dropped[drop.reason] += 1
             self._tally.dropped(names[number], drop.reason)
             if self._tally.wants_sample(drop.reason):
-                sample = Sample(source, found.records[place], before[place], drop.detail)
+                sample = DropSample(source, found.records[place], before[place], drop.detail)
                 self._tally.sample(names[number], drop.reason, sample)
         for name, counts in zip(names, made.counts, strict=True):
             self._tally.flow(
-                Flow(
+                StepFlow(
                     step=name,
                     documents_in=counts.documents_in,
                     documents_out=counts.documents_out,
@@ -82,9 +82,9 @@ class Intake:
             )
         if made.languages:
             self._tally.languages(Counter(made.languages))
-        _keep(found, made.texts, made.places)
+        _replace_records(found, made.texts, made.places)
         # Cleaning may leave nothing but white space.
-        tidy(found, "text", normalized=False)
+        normalize_records(found, "text", normalized=False)
 
     def _remove(self, found: Records, source: str, dropped: Counter[str]) -> None:
         if self._removal is None or not found.values:
@@ -94,30 +94,30 @@ class Intake:
         altered = sum(a is not b for a, b in zip(before, left, strict=True))
         places = [place for place, text in enumerate(left) if text is not None]
         for place in sorted(set(range(len(left))).difference(places)):
-            dropped[REPEATED] += 1
-            self._tally.dropped(step, REPEATED)
-            if self._tally.wants_sample(REPEATED):
-                sample = Sample(source, found.records[place], before[place])
-                self._tally.sample(step, REPEATED, sample)
+            dropped[REPEATED_REASON] += 1
+            self._tally.dropped(step, REPEATED_REASON)
+            if self._tally.wants_sample(REPEATED_REASON):
+                sample = DropSample(source, found.records[place], before[place])
+                self._tally.sample(step, REPEATED_REASON, sample)
         gone = len(left) - len(places)
         self._tally.flow(
-            Flow(
+            StepFlow(
                 step=step,
                 documents_in=len(left),
                 documents_out=len(places),
-                bytes_in=sum(map(_bytes_of, before)),
-                bytes_out=sum(_bytes_of(text) for text in left if text is not None),
+                bytes_in=sum(map(_utf8_size, before)),
+                bytes_out=sum(_utf8_size(text) for text in left if text is not None),
                 altered=altered - gone,
             )
         )
-        _keep(found, [left[place] for place in places], places)
+        _replace_records(found, [left[place] for place in places], places)
 
 
-def _bytes_of(text: str) -> int:
+def _utf8_size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _keep(found: Records, values: list[Any], places: list[int]) -> None:
+def _replace_records(found: Records, values: list[Any], places: list[int]) -> None:
     found.values = values
     if len(places) != len(found.records):
         found.records = [found.records[place] for place in places]

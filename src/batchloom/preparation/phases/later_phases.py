@@ -9,44 +9,44 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from batchloom.core.errors import WorkerError
-from batchloom.preparation.dedup import BAND_KEY, KEY, count_keys, partitions_of
-from batchloom.preparation.phases.append import Older
+from batchloom.preparation.dedup import KEY, SIGNATURE_KEY, count_keys, count_partitions
+from batchloom.preparation.phases.append import BaseGenerations
 from batchloom.preparation.phases.duplicate_resolution import (
-    SettleOrder,
-    Sharding,
-    decide,
-    overrides_of,
+    ResolveDuplicatesTask,
+    ShardingSettings,
+    make_decision,
+    parse_overrides,
 )
 from batchloom.preparation.phases.duplicate_tasks import (
     EXACT,
     NEAR,
-    BandsOrder,
-    ComponentsOrder,
-    FindOrder,
-    StoredBandsOrder,
+    FindDuplicatesTask,
+    LinkComponentsTask,
+    SortSignaturesTask,
+    SortStoredSignaturesTask,
 )
-from batchloom.preparation.phases.unit_shards import ShardTask, WriteOrder
+from batchloom.preparation.phases.unit_shards import ShardSettings, WriteShardsTask
 from batchloom.preparation.settings import DedupRecipe
 from batchloom.preparation.units import (
-    FOUND,
-    KEYS,
+    DUPLICATES_SUFFIX,
     KEYS_NAME,
+    KEYS_SUFFIX,
+    CrashTracker,
     Decision,
-    Losses,
-    UnitKept,
-    UnitWork,
+    TokenizedUnit,
+    UnitDedupCounts,
     WorkFolder,
 )
-from batchloom.preparation.workers import Crew, Told, carry_out
+from batchloom.preparation.workers import Executor, TaskMessage, iter_task_events
 from batchloom.store import ShardEntry, write_file
 
 # Nothing in these phases depends on single documents: who dies of them dies of the machine.
-_MOST_DEATHS = 3
+_MAX_TASK_DEATHS = 3
 
-Shards = dict[str, list[ShardEntry]]
+UnitShardEntries = dict[str, list[ShardEntry]]
 
 
-class Wrote(Protocol):
+class OnUnitWritten(Protocol):
     """Hears of units whose shards are there."""
 
     def __call__(self, number: int, *, found: bool) -> None:
@@ -55,7 +55,7 @@ class Wrote(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Duplicates:
+class DuplicateFiles:
     """The files that name what is left out: exact duplicates, and documents that are alike."""
 
     exact: tuple[Path, ...] = ()
@@ -63,7 +63,7 @@ class Duplicates:
 
 
 @final
-class Phases:
+class LaterPhases:
     """What follows when every unit is tokenized.
 
     Args:
@@ -79,9 +79,9 @@ class Phases:
     def __init__(
         self,
         work: WorkFolder,
-        units: Sequence[UnitWork],
-        sharding: Sharding,
-        older: Older,
+        units: Sequence[TokenizedUnit],
+        sharding: ShardingSettings,
+        older: BaseGenerations,
         dedup: DedupRecipe,
         dtype: np.dtype[np.generic],
         attempt: str,
@@ -89,12 +89,14 @@ class Phases:
         self._work, self._units, self._sharding = work, units, sharding
         self._older, self._dedup, self._dtype, self._attempt = older, dedup, dtype, attempt
 
-    def settle(self, crew: Crew, found: Duplicates) -> list[UnitKept]:
+    def settle(self, crew: Executor, found: DuplicateFiles) -> list[UnitDedupCounts]:
         """What is left of every unit."""
-        kept = {one.unit.number: self._work.unit_kept(one.unit.number) for one in self._units}
+        kept = {
+            one.unit.number: self._work.unit_dedup_counts(one.unit.number) for one in self._units
+        }
         todo = [one for one in self._units if kept[one.unit.number] is None]
         orders = {
-            one.unit.number: SettleOrder(
+            one.unit.number: ResolveDuplicatesTask(
                 parts=len(one.unit.parts),
                 folder=one.folder,
                 place=self._work.kept(one.unit.number),
@@ -106,69 +108,71 @@ class Phases:
             )
             for one in todo
         }
-        kept |= have_done(crew, orders)
+        kept |= run_tasks(crew, orders)
         return [one for number in sorted(kept) if (one := kept[number]) is not None]
 
-    def duplicates(self, crew: Crew) -> Duplicates:
+    def duplicates(self, crew: Executor) -> DuplicateFiles:
         """Find documents that stand in several places, and those that are alike."""
         mode, units = self._dedup.mode, self._units
         if mode == "none" or not units:
-            return Duplicates()
+            return DuplicateFiles()
         folder, documents = self._work.duplicates, sum(one.facts.documents for one in units)
         older = self._older.files
         files = (*older, *(one.folder / KEYS_NAME for one in units))
-        exact = find_all(crew, files, folder / EXACT, self._attempt, first_new=len(older))
+        exact = find_all_duplicates(
+            crew, files, folder / EXACT, self._attempt, first_new=len(older)
+        )
         if mode != "near" or not documents:
-            return Duplicates(exact)
-        bands = self._sorted_bands(crew, exact)
+            return DuplicateFiles(exact)
+        bands = self._sort_signatures(crew, exact)
         # What is there stays: only what is new need be linked to it.
         first = len(older)
-        links = find_all(
-            crew, bands, folder / "links", self._attempt, first_new=first, kind=BAND_KEY
+        links = find_all_duplicates(
+            crew, bands, folder / "links", self._attempt, first_new=first, kind=SIGNATURE_KEY
         )
         place = folder / NEAR
         if place.exists():
-            return Duplicates(exact, tuple(sorted(place.iterdir())))
-        order = ComponentsOrder(links, folder / "scratch", place, first, self._attempt)
-        return Duplicates(exact, have_done(crew, {0: order})[0])
+            return DuplicateFiles(exact, tuple(sorted(place.iterdir())))
+        order = LinkComponentsTask(links, folder / "scratch", place, first, self._attempt)
+        return DuplicateFiles(exact, run_tasks(crew, {0: order})[0])
 
-    def _sorted_bands(self, crew: Crew, exact: tuple[Path, ...]) -> tuple[Path, ...]:
+    def _sort_signatures(self, crew: Executor, exact: tuple[Path, ...]) -> tuple[Path, ...]:
         """The files of sorted keys of bands: of what is there, where signatures are kept, then of all units."""
         count, first = self._dedup.banding.bands, len(self._older.files)
         place = self._work.duplicates / "bands"
-        none = place / f"none{KEYS}"
-        orders: dict[int, BandsOrder | StoredBandsOrder] = {}
+        none = place / f"none{KEYS_SUFFIX}"
+        orders: dict[int, SortSignaturesTask | SortStoredSignaturesTask] = {}
         paths = []
         for number, stored in enumerate(self._older.bands):
-            paths.append(none if stored is None else place / f"{number:05d}{KEYS}")
+            paths.append(none if stored is None else place / f"{number:05d}{KEYS_SUFFIX}")
             if stored is not None:
-                orders[number] = StoredBandsOrder(stored, paths[-1], self._attempt)
+                orders[number] = SortStoredSignaturesTask(stored, paths[-1], self._attempt)
         for number, one in enumerate(self._units, first):
-            paths.append(place / f"{number:05d}{KEYS}")
+            paths.append(place / f"{number:05d}{KEYS_SUFFIX}")
             sources = one.folder, number, exact, count
-            orders[number] = BandsOrder(*sources, paths[-1], self._attempt)
-        have_done(crew, {n: one for n, one in orders.items() if not one.place.exists()})
+            orders[number] = SortSignaturesTask(*sources, paths[-1], self._attempt)
+        run_tasks(crew, {n: one for n, one in orders.items() if not one.place.exists()})
         if none in paths:
             write_file(none, b"")
         return tuple(paths)
 
-    def decide(self, kept: Sequence[UnitKept]) -> Decision:
+    def decide(self, kept: Sequence[UnitDedupCounts]) -> Decision:
         """The subsets of single hashes and the numbers of all shards: decided once."""
         decision = self._work.decision()
         if decision is None:
             folders = [(one.folder, self._work.kept(one.unit.number)) for one in self._units]
             held = partial(self._older.holding, self._work.out)
-            decision = decide(kept, folders, self._sharding, held)
+            decision = make_decision(kept, folders, self._sharding, held)
             self._work.decide(decision)
         return decision
 
     def write(
         self,
-        crew: Crew,
-        kept: Sequence[UnitKept],
+        crew: Executor,
+        kept: Sequence[UnitDedupCounts],
         decision: Decision,
-        tell: Wrote,
-    ) -> list[Shards]:
+        tell: OnUnitWritten,
+    ) -> list[UnitShardEntries]:
         """Have every unit write its shards.
 
         Args:
@@ -178,13 +182,13 @@ class Phases:
             tell: is told of each unit whose shards are there, and whether an earlier run wrote them.
         """
         sharding = self._sharding
-        task = ShardTask(
+        task = ShardSettings(
             *(self._work.store, self._dtype, sharding.membership),
-            *(sharding.decided(overrides_of(decision)), sharding.most),
+            *(sharding.decided(parse_overrides(decision)), sharding.most),
             self._dedup.kept_banding,
         )
-        shards: dict[int, Shards] = {}
-        orders: dict[int, WriteOrder] = {}
+        shards: dict[int, UnitShardEntries] = {}
+        orders: dict[int, WriteShardsTask] = {}
         moved = set(decision.moved)
         for one, left, numbers in zip(self._units, kept, decision.shards, strict=True):
             number = one.unit.number
@@ -193,7 +197,7 @@ class Phases:
                 shards[number] = found
                 tell(number, found=True)
                 continue
-            orders[number] = WriteOrder(
+            orders[number] = WriteShardsTask(
                 first_part=one.unit.first_part + self._older.parts,
                 folder=one.folder,
                 place=self._work.kept(number),
@@ -204,12 +208,12 @@ class Phases:
                 numbers=numbers,
                 task=task,
             )
-        shards |= have_done(crew, orders, lambda number: tell(number, found=False))
+        shards |= run_tasks(crew, orders, lambda number: tell(number, found=False))
         return [shards[number] for number in sorted(shards)]
 
 
-def find_all(
-    crew: Crew,
+def find_all_duplicates(
+    crew: Executor,
     files: tuple[Path, ...],
     folder: Path,
     attempt: str,
@@ -227,23 +231,23 @@ def find_all(
         first_new: what is in files before it stays.
         kind: of the keys.
     """
-    ranges = partitions_of(count_keys(files, kind))
-    places = tuple(folder / f"{number:05d}{FOUND}" for number in range(ranges))
-    bands = kind == BAND_KEY
+    ranges = count_partitions(count_keys(files, kind))
+    places = tuple(folder / f"{number:05d}{DUPLICATES_SUFFIX}" for number in range(ranges))
+    bands = kind == SIGNATURE_KEY
     orders = {
-        number: FindOrder(files, first_new, (number, ranges), place, attempt, bands)
+        number: FindDuplicatesTask(files, first_new, (number, ranges), place, attempt, bands)
         for number, place in enumerate(places)
         if not place.exists()
     }
-    have_done(crew, orders)
+    run_tasks(crew, orders)
     return places
 
 
-def have_done(
-    crew: Crew,
+def run_tasks(
+    crew: Executor,
     orders: Mapping[int, Any],
     tell: Callable[[int], None] = lambda _: None,
-    losses: Losses | None = None,
+    losses: CrashTracker | None = None,
 ) -> dict[int, Any]:
     """What came of orders, by number; those whose workers are lost are given again, as another attempt.
 
@@ -260,7 +264,7 @@ def have_done(
 
     def lost(number: int, order: Any, reason: str) -> Any:
         deaths[number] = deaths.get(number, 0) + 1
-        if deaths[number] > _MOST_DEATHS:
+        if deaths[number] > _MAX_TASK_DEATHS:
             raise WorkerError(
                 f"A worker {reason}, {deaths[number]} times at the same work. Give workers more memory (fewer of them: "
                 "--workers 1), then give the same command again: it goes on."
@@ -270,8 +274,8 @@ def have_done(
         return replace(order, attempt=attempt)
 
     made: dict[int, Any] = {}
-    for event in carry_out(crew, orders.items(), losses.lost if losses else lost):
-        if isinstance(event, Told):
+    for event in iter_task_events(crew, orders.items(), losses.lost if losses else lost):
+        if isinstance(event, TaskMessage):
             if losses is not None:
                 losses.hear(event.number, event.message)
         else:

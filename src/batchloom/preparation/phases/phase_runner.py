@@ -10,81 +10,91 @@ from typing import Any, TypeVar, final
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.wording import counted
+from batchloom.core.wording import format_count
 from batchloom.preparation.documents import (
     ChatEncoder,
-    Membership,
-    Readings,
-    Task,
-    dtype_name,
-    job_template,
-    unused_names,
+    EncodeContext,
+    RecordParsers,
+    SubsetRule,
+    choose_dtype_name,
+    choose_job_template,
+    find_unused_columns,
 )
-from batchloom.preparation.phases.append import Older, older_of
-from batchloom.preparation.phases.dedup_report import DuplicateReader, Pairs, pairs_once
-from batchloom.preparation.phases.duplicate_resolution import Sharding
+from batchloom.preparation.phases.append import BaseGenerations, read_base_generations
+from batchloom.preparation.phases.dedup_report import (
+    DuplicatePairReader,
+    PairList,
+    load_or_find_pairs,
+)
+from batchloom.preparation.phases.duplicate_resolution import ShardingSettings
 from batchloom.preparation.phases.later_phases import (
-    Duplicates,
-    Phases,
-    Shards,
-    Wrote,
-    find_all,
-    have_done,
+    DuplicateFiles,
+    LaterPhases,
+    OnUnitWritten,
+    UnitShardEntries,
+    find_all_duplicates,
+    run_tasks,
 )
-from batchloom.preparation.phases.tokenize_phase import Tokenizing, tokenize_all
-from batchloom.preparation.phases.worker_setup import Hand, doing
-from batchloom.preparation.report import Content, Listener, Progress, Tally, content_of
-from batchloom.preparation.request import inputs_lay
-from batchloom.preparation.settings import Recipe, recipe_fingerprint, steps_with_index
+from batchloom.preparation.phases.tokenize_phase import TokenizePhase, run_tokenize_phase
+from batchloom.preparation.phases.worker_setup import WorkerSetup, make_task_function
+from batchloom.preparation.report import (
+    JobCounters,
+    Listener,
+    Progress,
+    ReportContent,
+    build_content,
+)
+from batchloom.preparation.request import describe_input_locations
+from batchloom.preparation.settings import Recipe, build_step_indexes, compute_recipe_fingerprint
 from batchloom.preparation.units import (
-    STRETCHES,
+    STREAM_BATCHES_FOLDER,
     WORK_VERSION,
-    Adoption,
+    AdoptionContext,
+    CrashTracker,
     Decision,
-    Excluded,
-    Flow,
-    KeptAsideError,
-    Losses,
-    PiecesOrder,
+    ExcludedRecords,
+    RecordExcludedError,
+    SegmentKeysTask,
+    StepFlow,
+    TokenizedUnit,
+    UnitDedupCounts,
     UnitFacts,
-    UnitKept,
-    UnitOrder,
     UnitReport,
-    UnitWork,
+    UnitTask,
     WorkFolder,
     adopt_unit,
-    cuts_of,
-    cuts_orders,
+    compute_unit_identity,
+    describe_missed_shares,
+    make_cuts_tasks,
     plan_units,
-    share_notes,
-    unit_identity,
+    select_unit_cuts,
 )
 from batchloom.preparation.workers import (
-    Crew,
-    Crewed,
-    Ready,
+    Executor,
+    ExecutorRequest,
+    PrestartedWorkers,
     RunSettings,
-    alone,
-    cores,
-    crew_for,
-    ready_for,
-    versions_of,
-    workers_of,
+    choose_worker_count,
+    collect_versions,
+    count_cores,
+    make_executor,
+    prestart_workers,
+    runs_inline,
 )
-from batchloom.sources import Listing, ReadRules, record_name
-from batchloom.sources.files import Begin
+from batchloom.sources import ReadRules, SourceListing, format_record_name
+from batchloom.sources.files import PartStart
 from batchloom.store import Manifest
 from batchloom.store.format import SMALL_FILE_LIMIT
-from batchloom.tokens import Tokenizer, engine_choice
+from batchloom.tokens import Tokenizer, get_engine_choice
 
 T = TypeVar("T")
-Cuts = Mapping[tuple[str, int], Begin | None]
+CutsBySource = Mapping[tuple[str, int], PartStart | None]
 # Bytes of a manifest for an input file at least.
-_SOURCE_BYTES = 240
+_MIN_ENTRY_BYTES = 240
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PhaseResults:
     """What came of all phases.
 
     Attributes:
@@ -103,19 +113,19 @@ class Made:
 
     tokenizer: Tokenizer
     dtype: str
-    units: Sequence[UnitWork]
-    kept: Sequence[UnitKept]
-    shards: Sequence[Shards]
+    units: Sequence[TokenizedUnit]
+    kept: Sequence[UnitDedupCounts]
+    shards: Sequence[UnitShardEntries]
     decision: Decision
     resumed: int = 0
     workers: int = 1
     crew: str = "in-process"
-    content: Content = field(default_factory=Content)
+    content: ReportContent = field(default_factory=ReportContent)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunContext:
     """How a job is run, and who hears of it.
 
     Attributes:
@@ -133,9 +143,9 @@ class Run:
     note: Callable[[str], None]
 
 
-def _refuse_too_many(files: int) -> None:
+def _check_input_count(files: int) -> None:
     """Refuse inputs whose manifest could not be read, before the work and not at its end."""
-    if files * _SOURCE_BYTES > SMALL_FILE_LIMIT:
+    if files * _MIN_ENTRY_BYTES > SMALL_FILE_LIMIT:
         raise InputError(
             f"{files:,} input files make a manifest of more than {SMALL_FILE_LIMIT:,} bytes, which is not read. Write "
             "them as records of JSON Lines files, or make several stores."
@@ -143,7 +153,7 @@ def _refuse_too_many(files: int) -> None:
 
 
 @final
-class Making:
+class PhaseRunner:
     """The phases of one job.
 
     Args:
@@ -158,22 +168,22 @@ class Making:
         self,
         work: WorkFolder,
         recipe: Recipe,
-        listing: Listing,
-        readings: Readings,
-        run: Run,
+        listing: SourceListing,
+        readings: RecordParsers,
+        run: RunContext,
     ) -> None:
         self._work, self._recipe, self._listing = work, recipe, listing
         self._readings, self._settings, self._content = readings, run.settings, run.content
         self._base, self._listener, self._note = run.base, run.listener, run.note
-        _refuse_too_many(len(listing.sources) + (len(run.base.sources) if run.base else 0))
+        _check_input_count(len(listing.sources) + (len(run.base.sources) if run.base else 0))
         self._units = plan_units(listing.sources, readings.rules, run.settings.unit_bytes)
         self._seconds: dict[str, float] = {}
         self._pieces: list[Path] = []
-        self._excluded: list[Excluded] = [()] * len(self._units)
+        self._excluded: list[ExcludedRecords] = [()] * len(self._units)
         self._before, self._again = "", False
-        self._ready: Ready | None = None
+        self._ready: PrestartedWorkers | None = None
         # Found once: what it depends on is the memory that is free, which workers that begin take.
-        self._at_once = workers_of(self._settings.execution, len(self._units))
+        self._at_once = choose_worker_count(self._settings.execution, len(self._units))
         # Two runs never use the same: what one left behind is in nobody's way.
         self._attempt = f"{time.time_ns():x}"
 
@@ -182,35 +192,37 @@ class Making:
         """How many units there are."""
         return len(self._units)
 
-    def workers(self) -> Ready:
+    def workers(self) -> PrestartedWorkers:
         """Have workers begin, while the tokenizer is still found or learned; end those that are not used."""
         execution = self._settings.execution
         if isinstance(execution.workers, int) and execution.workers > self.units:
             self._note(
-                f"The input makes {counted(self.units, 'unit')} of work, so no more than {self.units:,} of "
+                f"The input makes {format_count(self.units, 'unit')} of work, so no more than {self.units:,} of "
                 f"{execution.workers:,} workers have something to do."
             )
         if execution.engine == "ray" and execution.address is None:
             self._note("Ray is started on this machine, which takes some seconds.")
-        self._ready = ready_for(execution, self._at_once)
+        self._ready = prestart_workers(execution, self._at_once)
         return self._ready
 
-    def make(self, tokenizer: Tokenizer) -> Made:
+    def make(self, tokenizer: Tokenizer) -> PhaseResults:
         """Do what is left to do, up to the last shard."""
         recipe = self._recipe
-        dtype = dtype_name(recipe, tokenizer)
-        chat = job_template(recipe, self._listing.sources, self._readings, tokenizer, self._note)
-        unused = unused_names(map(self._readings.of, self._listing.sources), chat)
+        dtype = choose_dtype_name(recipe, tokenizer)
+        chat = choose_job_template(
+            recipe, self._listing.sources, self._readings, tokenizer, self._note
+        )
+        unused = find_unused_columns(map(self._readings.of, self._listing.sources), chat)
         if unused:
             self._note(f"Unused columns: {', '.join(unused)}")
         while True:
             try:
                 return self._make(tokenizer, dtype, chat)
-            except KeptAsideError as error:
+            except RecordExcludedError as error:
                 self._again = True
                 self._work.exclude(self._names(tokenizer)[error.unit], error.excluded)
 
-    def _make(self, tokenizer: Tokenizer, dtype: str, chat: ChatEncoder | None) -> Made:
+    def _make(self, tokenizer: Tokenizer, dtype: str, chat: ChatEncoder | None) -> PhaseResults:
         """Do what is left to do, with records that are known to be kept aside."""
         recipe = self._recipe
         folders = self._folders(tokenizer)
@@ -221,59 +233,65 @@ class Making:
                 "done again."
             )
         self._adopt(folders)
-        tally = Tally(self._listener, recipe.max_bad, self._listing.bytes)
-        losses = Losses(self._units, self._note, together=bool(self._pieces))
+        tally = JobCounters(self._listener, recipe.max_bad, self._listing.bytes)
+        losses = CrashTracker(self._units, self._note, together=bool(self._pieces))
         rules = self._readings.rules
         found = (self._work.unit_facts(folder.name) for folder in folders)
-        tokenizing = Tokenizing(self._units, found, rules, tally, losses, self._note)
+        tokenizing = TokenizePhase(self._units, found, rules, tally, losses, self._note)
         resumed = sum(one is not None for one in tokenizing.facts)
         if resumed:
             self._note(
                 f"Going on: {resumed:,} of {self.units:,} units were finished by an earlier run."
             )
         workers = self._at_once
-        hand = Hand(
+        hand = WorkerSetup(
             recipe,
             self._settings.limits,
             self._work.tokenizer_path,
-            engine_choice(tokenizer),
+            get_engine_choice(tokenizer),
             dtype,
             chat is not None,
-            steps_with_index(recipe.reading.clean, self._work.path, self._note),
-            overlap=cores() >= 2 * workers,
-            versions=versions_of(recipe.reading.clean),
+            build_step_indexes(recipe.reading.clean, self._work.path, self._note),
+            overlap=count_cores() >= 2 * workers,
+            versions=collect_versions(recipe.reading.clean),
         )
         task = hand.task_of(tokenizer, self._readings, chat)
-        here = doing(lambda: task)
+        here = make_task_function(lambda: task)
         execution = self._settings.execution
-        crewed = Crewed(execution, self._work.path, self._ready)
-        with crew_for(crewed, hand, lambda: here, workers, tokenizing.hear) as crew:
+        crewed = ExecutorRequest(execution, self._work.path, self._ready)
+        with make_executor(crewed, hand, lambda: here, workers, tokenizing.hear) as crew:
             orders = self._orders(crew, tokenizing, folders)
-            facts = self._timed("tokenize", lambda: tokenize_all(tokenizing, crew, orders))
+            facts = self._timed("tokenize", lambda: run_tokenize_phase(tokenizing, crew, orders))
             tally.first = tokenizing.first_bad()
             tally.verdict()
             if not tally.documents:
                 self._work.clear()
-                raise InputMissingError(_no_documents(tally, facts))
-            units = [UnitWork(*one) for one in zip(self._units, folders, facts, strict=True)]
+                raise InputMissingError(_describe_no_documents(tally, facts))
+            units = [TokenizedUnit(*one) for one in zip(self._units, folders, facts, strict=True)]
             told = tokenizing.reports.report()
-            made = self._settle_and_write(crew, units, task, dtype, told)
-        name = "in-process" if alone(execution, workers) else execution.engine
+            made = self._resolve_and_write(crew, units, task, dtype, told)
+        name = "in-process" if runs_inline(execution, workers) else execution.engine
         return replace(made, resumed=resumed, workers=workers, crew=name, seconds=self._seconds)
 
-    def _settle_and_write(
-        self, crew: Crew, units: list[UnitWork], task: Task, dtype: str, reports: UnitReport
-    ) -> Made:
+    def _resolve_and_write(
+        self,
+        crew: Executor,
+        units: list[TokenizedUnit],
+        task: EncodeContext,
+        dtype: str,
+        reports: UnitReport,
+    ) -> PhaseResults:
         """What follows when every unit is tokenized; ``dtype`` is the name of the task's."""
         recipe = self._recipe
-        older = older_of(self._work, self._base, recipe.dedup)
-        if older.unsigned:
+        older = read_base_generations(self._work, self._base, recipe.dedup)
+        if older.without_signatures:
             self._note(
-                f"{self._work.out} keeps signatures of this kind for {len(older.bands) - older.unsigned:,} of its "
+                f"{self._work.out} keeps signatures of this kind for "
+                f"{len(older.bands) - older.without_signatures:,} of its "
                 f"{len(older.bands):,} shards (prepare with --dedup near keeps them): near duplicates of documents in "
                 "the others stay."
             )
-        sharding = Sharding(
+        sharding = ShardingSettings(
             membership=task.membership,
             most=recipe.tokens_per_shard,
             shards=older.shards,
@@ -282,7 +300,9 @@ class Making:
             tokens=older.tokens,
             balance=recipe.balance_subsets,
         )
-        phases = Phases(self._work, units, sharding, older, recipe.dedup, task.dtype, self._attempt)
+        phases = LaterPhases(
+            self._work, units, sharding, older, recipe.dedup, task.dtype, self._attempt
+        )
         found = self._timed("find duplicates", lambda: phases.duplicates(crew))
         kept = self._timed("settle", lambda: phases.settle(crew, found))
         decision = phases.decide(kept)
@@ -290,7 +310,7 @@ class Making:
         texts = all(self._readings.of(one).way == "text" for one in self._listing.sources)
         for text in (
             *task.membership.empty_notes(decision.shards, older.filled),
-            *share_notes(
+            *describe_missed_shares(
                 task.membership.shares,
                 decision.tokens,
                 documents,
@@ -298,33 +318,42 @@ class Making:
                 texts=texts,
                 splits=any(one.kind in ("text", "code") for one in self._listing.sources),
             ),
-            *_long_notes(units, kept, self._readings.rules, recipe.tokens_per_shard),
+            *_describe_long_documents(units, kept, self._readings.rules, recipe.tokens_per_shard),
         ):
             self._note(text)
         pairs, rest = self._timed("find duplicates", lambda: self._pairs(found, units, older, task))
-        tell = self._teller(kept, task.dtype.itemsize)
-        shards: list[Shards] = []
+        tell = self._make_write_listener(kept, task.dtype.itemsize)
+        shards: list[UnitShardEntries] = []
         if not self._settings.dry_run:
             shards = self._timed("write shards", lambda: phases.write(crew, kept, decision, tell))
-        content = content_of(
+        content = build_content(
             reports,
-            after=_flows(units, kept, task.dtype.itemsize),
+            after=_compute_flows(units, kept, task.dtype.itemsize),
             duplicates=pairs,
             duplicates_rest=rest,
         )
-        return Made(task.tokenizer, dtype, units, kept, shards, decision, content=content)
+        return PhaseResults(task.tokenizer, dtype, units, kept, shards, decision, content=content)
 
-    def _pairs(self, found: Duplicates, units: list[UnitWork], older: Older, task: Task) -> Pairs:
+    def _pairs(
+        self,
+        found: DuplicateFiles,
+        units: list[TokenizedUnit],
+        older: BaseGenerations,
+        task: EncodeContext,
+    ) -> PairList:
         """Duplicates by pair of sources, with examples."""
-        files, inputs = (*found.exact, *found.near), inputs_lay(self._recipe.inputs)["inputs"]
-        reader = DuplicateReader(
+        files, inputs = (
+            (*found.exact, *found.near),
+            describe_input_locations(self._recipe.inputs)["inputs"],
+        )
+        reader = DuplicatePairReader(
             *(units, len(older.files), inputs), task.membership, task.dtype, task.tokenizer
         )
         if not files:
             return reader.pairs(files)
         decided_by = [[one.folder.name for one in units], inputs, older.generation]
         place = self._work.duplicates / "pairs" / fingerprint(decided_by)
-        return pairs_once(place, self._attempt, lambda: reader.pairs(files))
+        return load_or_find_pairs(place, self._attempt, lambda: reader.pairs(files))
 
     def _folders(self, tokenizer: Tokenizer) -> list[Path]:
         """Where the temporary files of each unit are."""
@@ -341,18 +370,18 @@ class Making:
 
     def _names(self, tokenizer: Tokenizer, before: str = "") -> list[str]:
         """The identities of all units; ``before`` names what decides which of their lines stay."""
-        decided_by = unit_decided_by(self._recipe, tokenizer, self._settings.constants)
+        decided_by = collect_unit_settings(self._recipe, tokenizer, self._settings.constants)
         if before:
             decided_by["before"] = before
-        return [unit_identity(unit, decided_by, self._content) for unit in self._units]
+        return [compute_unit_identity(unit, decided_by, self._content) for unit in self._units]
 
     def _adopt(self, folders: list[Path]) -> None:
         """Make units of what a stream has kept of them."""
-        stretches = self._work.path / STRETCHES
+        stretches = self._work.path / STREAM_BATCHES_FOLDER
         if not stretches.is_dir() or self._recipe.dedup.mode != "none":
             return
-        membership = Membership(self._recipe.val_fraction, self._recipe.test_fraction)
-        how = Adoption(self._readings, membership)
+        membership = SubsetRule(self._recipe.val_fraction, self._recipe.test_fraction)
+        how = AdoptionContext(self._readings, membership)
         adopted = 0
         for unit, folder in zip(self._units, folders, strict=True):
             if not folder.exists():
@@ -364,53 +393,56 @@ class Making:
             )
 
     def _orders(
-        self, crew: Crew, tokenizing: Tokenizing, folders: list[Path]
-    ) -> dict[int, UnitOrder]:
+        self, crew: Executor, tokenizing: TokenizePhase, folders: list[Path]
+    ) -> dict[int, UnitTask]:
         """Phase A of the units that are not done; what they have to know of each other is found before."""
         todo = [number for number, facts in enumerate(tokenizing.facts) if facts is None]
         cuts = self._cuts(crew, todo)
         repeated: tuple[Path, ...] = ()
         if todo and self._pieces:
             repeated = self._timed(
-                "find repeated pieces", lambda: self._repeated(crew, cuts, tokenizing.losses)
+                "find repeated pieces",
+                lambda: self._find_repeated_segments(crew, cuts, tokenizing.losses),
             )
         return {
-            number: UnitOrder(
+            number: UnitTask(
                 *(self._units[number], folders[number], self._attempt),
                 excluded=self._excluded[number],
                 repeated=repeated,
-                cuts=cuts_of(self._units[number], cuts),
+                cuts=select_unit_cuts(self._units[number], cuts),
             )
             for number in todo
         }
 
-    def _cuts(self, crew: Crew, todo: list[int]) -> Cuts:
+    def _cuts(self, crew: Executor, todo: list[int]) -> CutsBySource:
         """Where the parts of large CSV files and JSON lists meet, each found by one pass."""
         units = self._units if self._pieces else [self._units[number] for number in todo]
-        orders = cuts_orders(units if todo else [], self._readings.rules)
+        orders = make_cuts_tasks(units if todo else [], self._readings.rules)
         if not orders:
             return {}
-        found = self._timed("find cuts", lambda: have_done(crew, dict(enumerate(orders))))
+        found = self._timed("find cuts", lambda: run_tasks(crew, dict(enumerate(orders))))
         return {
             (order.source.path, nominal): begin
             for number, order in enumerate(orders)
             for nominal, begin in zip(order.nominal, found[number], strict=True)
         }
 
-    def _repeated(self, crew: Crew, cuts: Cuts, losses: Losses) -> tuple[Path, ...]:
+    def _find_repeated_segments(
+        self, crew: Executor, cuts: CutsBySource, losses: CrashTracker
+    ) -> tuple[Path, ...]:
         """The files that name lines (or paragraphs) that stood before."""
         orders = {
-            unit.number: PiecesOrder(
-                *(unit, place, self._attempt), excluded=aside, cuts=cuts_of(unit, cuts)
+            unit.number: SegmentKeysTask(
+                *(unit, place, self._attempt), excluded=aside, cuts=select_unit_cuts(unit, cuts)
             )
             for unit, place, aside in zip(self._units, self._pieces, self._excluded, strict=True)
             if not place.exists()
         }
-        have_done(crew, orders, losses=losses)
+        run_tasks(crew, orders, losses=losses)
         folder = self._work.duplicates / self._before
-        return find_all(crew, tuple(self._pieces), folder, self._attempt)
+        return find_all_duplicates(crew, tuple(self._pieces), folder, self._attempt)
 
-    def _teller(self, kept: list[UnitKept], size: int) -> Wrote:
+    def _make_write_listener(self, kept: list[UnitDedupCounts], size: int) -> OnUnitWritten:
         """Tells the listener of units whose shards are there."""
         total = sum(unit.tokens for unit in kept) * size
         done = [0, 0, 0]
@@ -434,13 +466,13 @@ class Making:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + spent
 
 
-def unit_decided_by(
+def collect_unit_settings(
     recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]
 ) -> dict[str, Any]:
     """All but the inputs that decides what comes of a unit, as plain values."""
     return {
         "version": WORK_VERSION,
-        "recipe": recipe_fingerprint(recipe),
+        "recipe": compute_recipe_fingerprint(recipe),
         "constants": list(constants),
         "tokenizer": [
             tokenizer.fingerprint,
@@ -448,23 +480,25 @@ def unit_decided_by(
             tokenizer.engine.version,
             tokenizer.engine.note,
         ],
-        "versions": versions_of(recipe.reading.clean),
+        "versions": collect_versions(recipe.reading.clean),
     }
 
 
-def _flows(units: list[UnitWork], kept: list[UnitKept], size: int) -> list[Flow]:
+def _compute_flows(
+    units: list[TokenizedUnit], kept: list[UnitDedupCounts], size: int
+) -> list[StepFlow]:
     """What came to the steps behind those of the units, and left them."""
     came = sum(one.facts.documents for one in units)
     tokens = sum(one.facts.tokens for one in units)
     documents, left = sum(one.documents for one in kept), sum(one.tokens for one in kept)
-    dedup = Flow(
+    dedup = StepFlow(
         step="dedup",
         documents_in=came,
         documents_out=documents,
         tokens_in=tokens,
         tokens_out=left,
     )
-    write = Flow(
+    write = StepFlow(
         step="write",
         documents_in=documents,
         documents_out=documents,
@@ -475,8 +509,8 @@ def _flows(units: list[UnitWork], kept: list[UnitKept], size: int) -> list[Flow]
     return [dedup, write]
 
 
-def _long_notes(
-    units: Sequence[UnitWork], kept: Sequence[UnitKept], rules: ReadRules, most: int
+def _describe_long_documents(
+    units: Sequence[TokenizedUnit], kept: Sequence[UnitDedupCounts], rules: ReadRules, most: int
 ) -> list[str]:
     """Describe documents longer than a shard may be, with the place of the longest."""
     count = sum(one.long for one in kept)
@@ -490,7 +524,7 @@ def _long_notes(
         for other, facts in zip(one.unit.parts, one.facts.parts, strict=True):
             if other.source.path == source.path and (one.unit.number, other.start) < bound:
                 before += facts.records
-    place = record_name(source, rules, before, BadRecord(record, offset, None, "", ""))
+    place = format_record_name(source, rules, before, BadRecord(record, offset, None, "", ""))
     some = "1 document is" if count == 1 else f"{count:,} documents are"
     note = (
         f"{some} longer than a shard should be ({most:,} tokens, --tokens-per-shard), so shards are larger. The "
@@ -500,7 +534,7 @@ def _long_notes(
     return [note]
 
 
-def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
+def _describe_no_documents(tally: JobCounters, facts: list[UnitFacts]) -> str:
     left_out: Counter[str] = Counter()
     for fact in facts:
         for part in fact.parts:
@@ -512,7 +546,7 @@ def _no_documents(tally: Tally, facts: list[UnitFacts]) -> str:
         (empty, "empty"),
     ]
     said = ", ".join(f"{n:,} {what}" for n, what in found if n > 0) or "the input has none"
-    said = f"No document came of {counted(tally.records, 'record')}: {said}."
+    said = f"No document came of {format_count(tally.records, 'record')}: {said}."
     if tally.first:
         return f"{said} The first bad one: {tally.first}. Mend the input, or name another."
     if left_out:

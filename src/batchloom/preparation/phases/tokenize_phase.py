@@ -4,23 +4,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 from batchloom.core.document import BadRecord
-from batchloom.preparation.report import Tally
+from batchloom.preparation.report import JobCounters
 from batchloom.preparation.units import (
-    At,
-    Heard,
-    Losses,
-    Merging,
+    CrashMarker,
+    CrashTracker,
     Unit,
     UnitFacts,
-    UnitOrder,
+    UnitProgress,
+    UnitReportMerger,
+    UnitTask,
     UnusableError,
 )
-from batchloom.preparation.workers import Crew, Told, carry_out
-from batchloom.sources import ReadRules, error_of
+from batchloom.preparation.workers import Executor, TaskMessage, iter_task_events
+from batchloom.sources import ReadRules, make_bad_record_error
 
 
 @final
-class Tokenizing:
+class TokenizePhase:
     """What is known of all units while some of them are at work.
 
     Args:
@@ -37,19 +37,19 @@ class Tokenizing:
         units: Sequence[Unit],
         found: Iterable[UnitFacts | None],
         rules: ReadRules,
-        tally: Tally,
-        losses: Losses,
+        tally: JobCounters,
+        losses: CrashTracker,
         note: Callable[[str], None],
     ) -> None:
         self._units, self._rules = units, rules
         self.facts: list[UnitFacts | None] = [None] * len(units)
-        self.reports = Merging()
+        self.reports = UnitReportMerger()
         self._tally, self.losses, self._note = tally, losses, note
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, UnitProgress] = {}
         self._told: set[str] = set()
         for unit, facts in zip(units, found, strict=True):
             if facts is not None:
-                self._count_found(unit, facts)
+                self._count_resumed(unit, facts)
                 self._keep(unit.number, facts)
 
     def _keep(self, number: int, facts: UnitFacts) -> None:
@@ -57,8 +57,8 @@ class Tokenizing:
         self.facts[number] = facts.counts
         self.reports.add(number, facts.report)
 
-    def _count_found(self, unit: Unit, facts: UnitFacts) -> None:
-        self._tally.found_done(
+    def _count_resumed(self, unit: Unit, facts: UnitFacts) -> None:
+        self._tally.count_resumed(
             unit.bytes,
             sum(part.records for part in facts.parts),
             facts.documents,
@@ -73,10 +73,10 @@ class Tokenizing:
             TooManyBadRecordsError: the job is beyond saving.
         """
         number, message = told.number, told.message
-        if isinstance(message, At):
+        if isinstance(message, CrashMarker):
             self.losses.hear(number, message)
             return
-        before, self._heard[number] = self._heard.get(number, Heard()), message
+        before, self._heard[number] = self._heard.get(number, UnitProgress()), message
         tally = self._tally
         tally.read(message.bytes - before.bytes, message.records - before.records)
         if message.bad > before.bad:
@@ -91,14 +91,14 @@ class Tokenizing:
         if message.documents > before.documents:
             tally.kept(message.documents - before.documents, message.tokens - before.tokens)
 
-    def lost(self, number: int, order: UnitOrder, reason: str) -> UnitOrder:
+    def lost(self, number: int, order: UnitTask, reason: str) -> UnitTask:
         """The order to give in place of one whose worker is gone.
 
         Raises:
             WorkerError: workers die of this unit for ever.
             KeptAsideError: a record is kept aside, and other units have to know.
         """
-        heard = self._heard.pop(number, Heard())
+        heard = self._heard.pop(number, UnitProgress())
         self._tally.forget(
             heard.bytes, heard.records, heard.documents, heard.tokens, heard.bad, heard.reasons
         )
@@ -117,7 +117,7 @@ class Tokenizing:
                     "sees them."
                 )
 
-    def unusable(self, number: int, error: UnusableError) -> Exception:
+    def describe_unusable(self, number: int, error: UnusableError) -> Exception:
         """What is said of a record that ends the job."""
         return self._error(number, error.part, error.bad)
 
@@ -131,7 +131,7 @@ class Tokenizing:
     def _error(self, number: int, part: int, bad: BadRecord) -> Exception:
         unit = self._units[number]
         source = unit.parts[part].source
-        return error_of(source, self._rules, self._before(number, part), bad)
+        return make_bad_record_error(source, self._rules, self._before(number, part), bad)
 
     def _before(self, number: int, part: int) -> int | None:
         """Records of a source before a part; None where not all of them are counted."""
@@ -147,7 +147,9 @@ class Tokenizing:
         return before
 
 
-def tokenize_all(work: Tokenizing, crew: Crew, orders: dict[int, UnitOrder]) -> list[UnitFacts]:
+def run_tokenize_phase(
+    work: TokenizePhase, crew: Executor, orders: dict[int, UnitTask]
+) -> list[UnitFacts]:
     """Have all units done that are not yet.
 
     Args:
@@ -161,11 +163,11 @@ def tokenize_all(work: Tokenizing, crew: Crew, orders: dict[int, UnitOrder]) -> 
         OutputError: the files cannot be written.
     """
     try:
-        for event in carry_out(crew, orders.items(), work.lost):
-            if isinstance(event, Told):
+        for event in iter_task_events(crew, orders.items(), work.lost):
+            if isinstance(event, TaskMessage):
                 work.hear(event)
             else:
                 work.done(event.number, event.result)
     except UnusableError as error:
-        raise work.unusable(error.unit, error) from None
+        raise work.describe_unusable(error.unit, error) from None
     return [facts for facts in work.facts if facts is not None]

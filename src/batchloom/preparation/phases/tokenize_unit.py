@@ -13,46 +13,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.preparation.dedup import Removal, Seen, SeenTexts
+from batchloom.preparation.dedup import LineDeduplicator, SeenBatch, SeenTexts
 from batchloom.preparation.documents import (
-    Encoded,
-    LeftOut,
+    EncodeContext,
+    EncodedBatch,
+    EncodeFault,
     PlacedMedium,
-    Reading,
-    Task,
-    digests_and_sizes,
+    RecordParser,
     encode_documents,
-    halves_of,
-    rule_of,
-    size_of,
+    estimate_characters,
+    fault_rule,
+    hash_and_measure,
+    split_digests,
 )
-from batchloom.preparation.phases.ingest import Intake
+from batchloom.preparation.phases.ingest import RecordIngester
 from batchloom.preparation.settings import OverlongError
 from batchloom.preparation.units import (
     FACTS_NAME,
     ROW,
-    At,
-    Flow,
-    Heard,
+    CrashIsolation,
+    CrashMarker,
+    DropSample,
     PartCounts,
-    Place,
-    Reasons,
-    Sample,
+    ReasonCounts,
+    RecordPosition,
     SourceCounts,
+    StepFlow,
     Stopwatch,
-    Suspects,
     UnitFacts,
     UnitFiles,
-    UnitOrder,
-    UnitTally,
+    UnitProgress,
+    UnitStatistics,
+    UnitTask,
     UnusableError,
     attempt_folder,
-    claim,
     count_reason,
-    read_unit,
+    move_into_place,
+    read_unit_facts,
 )
-from batchloom.preparation.workers import Tell
-from batchloom.sources import Part, PartReader, read_ahead
+from batchloom.preparation.workers import MessageCallback
+from batchloom.sources import PartReader, SourcePart, prefetch_sources
 from batchloom.store import write_file
 from batchloom.store.write import make_folder, sync_folder
 
@@ -60,16 +60,16 @@ from batchloom.store.write import make_folder, sync_folder
 _BATCH_CHARACTERS = 4 << 20
 _BATCH_DOCUMENTS = 1 << 15
 # A batch above this is encoded with no other in memory.
-_LARGE_BATCH = 16 << 20
+_LARGE_BATCH_CHARACTERS = 16 << 20
 
 
-def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
+def tokenize_unit(order: UnitTask, task: EncodeContext, tell: MessageCallback) -> UnitFacts:
     """Write a unit's temporary files beside their place, its facts last, and move them there.
 
     Args:
         order: the parts to read, and where the files go.
         task: the job's settings.
-        tell: is told of what is taken in hand (:class:`At`) and what came of it (:class:`Heard`).
+        tell: is told of what is taken in hand (:class:`CrashMarker`) and what came of it (:class:`UnitProgress`).
 
     Raises:
         InputError: a source cannot be read.
@@ -82,8 +82,8 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
     with contextlib.ExitStack() as stack:
         encoder = stack.enter_context(ThreadPoolExecutor(1, "encode")) if task.overlap else None
         files = stack.enter_context(UnitFiles(folder, task.dedup))
-        run = UnitRun(order, task, files, encoder, tell)
-        parts = read_ahead(order.unit.parts, lambda part: part.source)
+        run = UnitTokenizer(order, task, files, encoder, tell)
+        parts = prefetch_sources(order.unit.parts, lambda part: part.source)
         for number, part in enumerate(parts):
             run.read(number, part)
         run.flush()
@@ -92,13 +92,13 @@ def tokenize_unit(order: UnitOrder, task: Task, tell: Tell) -> UnitFacts:
     facts = run.facts()
     write_file(folder / FACTS_NAME, msgspec.json.encode(facts))
     sync_folder(folder)
-    if claim(folder, order.folder):
+    if move_into_place(folder, order.folder):
         return facts
     # Another attempt was first; where a record was kept aside, the two are not the same.
-    return read_unit(order.folder) or facts
+    return read_unit_facts(order.folder) or facts
 
 
-class Takes(Protocol):
+class DocumentSink(Protocol):
     """What documents and bad records go to, as :class:`UnitFiles` has it."""
 
     def add(
@@ -121,7 +121,7 @@ class Takes(Protocol):
         """The XXH3-128 of each file of tokens; nothing where there are none."""
 
 
-class Reads(Protocol):
+class PartRecordReader(Protocol):
     """What gives the records of a part, as :class:`PartReader` does."""
 
     @property
@@ -143,10 +143,10 @@ class Reads(Protocol):
 
 
 @dataclass(slots=True)
-class _Batch:
+class _EncodeBatch:
     """Documents waiting to be tokenized, of one part or of several that are read alike."""
 
-    reading: Reading | None = None
+    reading: RecordParser | None = None
     documents: list[Any] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -159,14 +159,14 @@ class _Batch:
         """Whether it is worth handing to the tokenizer."""
         return self.characters >= _BATCH_CHARACTERS or len(self.documents) >= _BATCH_DOCUMENTS
 
-    def fits(self, reading: Reading) -> bool:
+    def fits(self, reading: RecordParser) -> bool:
         """Whether documents of this reading can be encoded together with those that wait."""
         mine = self.reading
         return mine is None or (mine.way, mine.chat) == (reading.way, reading.chat)
 
 
 @dataclass(slots=True)
-class _PartRun:
+class _PartCounters:
     start: int = 0
     stop: int = 0
     records: int = 0
@@ -179,7 +179,7 @@ class _PartRun:
 
 
 @final
-class UnitRun:
+class UnitTokenizer:
     """The state of one unit, or of a stretch of one, while it is read.
 
     Encoding lets go of the interpreter: with an encoder, one batch is encoded on a thread while
@@ -187,37 +187,46 @@ class UnitRun:
     """
 
     def __init__(
-        self, order: UnitOrder, task: Task, files: Takes, encoder: Executor | None, tell: Tell
+        self,
+        order: UnitTask,
+        task: EncodeContext,
+        files: DocumentSink,
+        encoder: Executor | None,
+        tell: MessageCallback,
     ) -> None:
         self._unit, self._task, self._files = order.unit, task, files
         self._encoder, self._tell = encoder, tell
-        self._suspects = Suspects(order.suspects, order.excluded)
-        self._tally, self._watch = UnitTally(), Stopwatch()
+        self._isolation = CrashIsolation(order.suspects, order.excluded)
+        self._tally, self._watch = UnitStatistics(), Stopwatch()
         # Steps are listed in the order in which they are first told of.
-        self._tally.flow(Flow(step="read"))
-        removal = Removal(order.repeated, order.unit.number, task.pieces) if task.pieces else None
-        self._intake = Intake(
+        self._tally.flow(StepFlow(step="read"))
+        removal = (
+            LineDeduplicator(order.repeated, order.unit.number, task.pieces)
+            if task.pieces
+            else None
+        )
+        self._ingester = RecordIngester(
             normalized=task.normalize,
             cleaner=task.cleaner,
             removal=removal,
             tally=self._tally,
             watch=self._watch,
         )
-        self._parts = [_PartRun() for _ in order.unit.parts]
-        self._batch = _Batch()
-        self._encoding: _Encoding | None = None
+        self._parts = [_PartCounters() for _ in order.unit.parts]
+        self._batch = _EncodeBatch()
+        self._encoding: _PendingBatch | None = None
         self._seen = SeenTexts() if task.dedup.mode != "none" else None
-        self._heard, self._reasons = Heard(), Reasons()
+        self._heard, self._reasons = UnitProgress(), ReasonCounts()
         self._altered: dict[str, str] = {}
 
-    def read(self, number: int, part: Part) -> None:
+    def read(self, number: int, part: SourcePart) -> None:
         """Read one part to its end."""
         rules = self._task.readings.of(part.source).rules
         with PartReader(part, rules, self._task.bounds) as reader:
             for _ in self.steps(number, part, reader):
                 pass
 
-    def steps(self, number: int, part: Part, reader: Reads) -> Iterator[None]:
+    def steps(self, number: int, part: SourcePart, reader: PartRecordReader) -> Iterator[None]:
         """Read one part to its end, a stretch of records between two that are given."""
         counts = self._parts[number]
         reading = self._task.readings.of(part.source)
@@ -228,29 +237,29 @@ class UnitRun:
             now = reader.consumed
             counts.records += found.seen
             self._hear(size=now - consumed, records=found.seen)
-            self._tally.flow(Flow(step="read", bytes_in=now - consumed))
+            self._tally.flow(StepFlow(step="read", bytes_in=now - consumed))
             consumed = now
-            for piece, careful in self._suspects.pieces(number, found):
+            for piece, careful in self._isolation.pieces(number, found):
                 self._take(number, piece, reading, careful=careful)
             yield
         counts.hash = reader.finish().hex()
         counts.start, counts.stop = reader.start, reader.stop
         self._hear(size=part.stop - part.start - consumed)
 
-    def _take(self, number: int, found: Records, reading: Reading, *, careful: bool) -> None:
+    def _take(self, number: int, found: Records, reading: RecordParser, *, careful: bool) -> None:
         """Take records in hand; careful: nothing else is in hand with them."""
         if careful:
             self._let_go()
         if found.records:
             in_hand = (number, found.records[0]), (number, found.records[-1])
-            self._tell(At("clean", in_hand))
+            self._tell(CrashMarker("clean", in_hand))
         seen, source = found.seen, self._unit.parts[number].source.name
-        dropped = self._intake.take(found, reading, source)
+        dropped = self._ingester.take(found, reading, source)
         self._parts[number].dropped.update(dropped)
         if found.bad:
-            self._keep_aside(number, found.bad)
+            self._record_bad(number, found.bad)
         left = len(found.values) + dropped.total()
-        self._tally.flow(Flow(step="read", documents_in=seen, documents_out=left))
+        self._tally.flow(StepFlow(step="read", documents_in=seen, documents_out=left))
         self._add(number, found, reading)
         if self._batch.full:
             self.flush()
@@ -262,7 +271,7 @@ class UnitRun:
         self.flush()
         self.settle()
         for stage in ("clean", "encode"):
-            self._tell(At(stage, None))
+            self._tell(CrashMarker(stage, None))
 
     def _hear(
         self, *, size: int = 0, records: int = 0, documents: int = 0, tokens: int = 0
@@ -278,7 +287,7 @@ class UnitRun:
         )
         self._tell(self._heard)
 
-    def _keep_aside(self, number: int, bad: list[BadRecord]) -> None:
+    def _record_bad(self, number: int, bad: list[BadRecord]) -> None:
         self._parts[number].bad += len(bad)
         self._files.add_bad(number, bad)
         first = min(
@@ -295,11 +304,13 @@ class UnitRun:
         )
         self._tell(self._heard)
 
-    def _add(self, number: int, found: Records, reading: Reading) -> None:
+    def _add(self, number: int, found: Records, reading: RecordParser) -> None:
         documents, found.values = found.values, []
         batch = self._batch
         batch.reading = reading
-        batch.characters += sum(map(size_of, documents) if reading.read else map(len, documents))
+        batch.characters += sum(
+            map(estimate_characters, documents) if reading.read else map(len, documents)
+        )
         batch.documents += documents
         batch.records += found.records
         batch.offsets += found.offsets
@@ -308,10 +319,10 @@ class UnitRun:
 
     def flush(self) -> None:
         """Hand the documents that wait to the tokenizer, and write the ones before them."""
-        batch, self._batch = self._batch, _Batch()
+        batch, self._batch = self._batch, _EncodeBatch()
         if not batch.documents or batch.reading is None:
             return
-        large = batch.characters > _LARGE_BATCH
+        large = batch.characters > _LARGE_BATCH_CHARACTERS
         if large:
             self.settle()
         documents, batch.documents = batch.documents, []
@@ -323,10 +334,10 @@ class UnitRun:
         before = self._encoding
         # The batch before is not written yet, and may be what its worker dies of.
         first = before[0] if before else rows
-        self._tell(At("encode", (_place(first[0]), _place(rows[-1]))))
+        self._tell(CrashMarker("encode", (_row_position(first[0]), _row_position(rows[-1]))))
         with self._watch.time("hash", documents=len(documents)):
-            digests, sizes = digests_and_sizes(documents)
-            rows["hash"] = halves_of(digests)
+            digests, sizes = hash_and_measure(documents)
+            rows["hash"] = split_digests(digests)
             seen = self._look(batch.reading, digests)
         if seen is not None:
             documents = list(itertools.compress(documents, seen.fresh))
@@ -335,25 +346,25 @@ class UnitRun:
         self._encoding = rows, sizes, seen, future
         if before:
             self._write(*before)
-            self._tell(At("encode", (_place(rows[0]), _place(rows[-1]))))
+            self._tell(CrashMarker("encode", (_row_position(rows[0]), _row_position(rows[-1]))))
         if large or self._encoder is None:
             self.settle()
 
-    def _look(self, reading: Reading, digests: list[bytes]) -> Seen | None:
+    def _look(self, reading: RecordParser, digests: list[bytes]) -> SeenBatch | None:
         """Which texts of a batch the unit has had already; None where nobody asks."""
         return self._seen.look(digests) if self._seen and reading.way == "text" else None
 
-    def _submit(self, reading: Reading, documents: list[Any]) -> "Future[Encoded]":
+    def _submit(self, reading: RecordParser, documents: list[Any]) -> "Future[EncodedBatch]":
         if self._encoder is not None:
             return self._encoder.submit(self._encode, reading, documents)
-        done: Future[Encoded] = Future()
+        done: Future[EncodedBatch] = Future()
         try:
             done.set_result(self._encode(reading, documents))
         except OverlongError as error:
             done.set_exception(error)
         return done
 
-    def _encode(self, reading: Reading, documents: list[Any]) -> Encoded:
+    def _encode(self, reading: RecordParser, documents: list[Any]) -> EncodedBatch:
         with self._watch.time("encode", documents=len(documents)):
             return encode_documents(self._task, reading, documents)
 
@@ -367,23 +378,25 @@ class UnitRun:
         self,
         rows: NDArray[np.void],
         sizes: NDArray[np.int64],
-        seen: Seen | None,
-        future: Future[Encoded],
+        seen: SeenBatch | None,
+        future: Future[EncodedBatch],
     ) -> None:
         try:
             made = future.result()
         except OverlongError as error:
             row = rows[error.number]
-            bad = _bad(row, error.reason)
+            bad = _make_bad_record(row, error.reason)
             raise UnusableError(self._unit.number, int(row["part"]), bad) from None
         # A batch is reported as one, so that the coordinator sees the share of its records that are bad.
         for part, faults in itertools.groupby(
             made.faults, key=lambda left: int(rows[left.number]["part"])
         ):
-            unusable = [_bad(rows[left.number], left.reason, left.snippet) for left in faults]
-            self._keep_aside(part, unusable)
+            unusable = [
+                _make_bad_record(rows[left.number], left.reason, left.snippet) for left in faults
+            ]
+            self._record_bad(part, unusable)
         for left in made.dropped:
-            self._leave_out(rows[left.number], left)
+            self._count_dropped(rows[left.number], left)
         came, size = len(rows), int(sizes.sum())
         for what in made.altered:
             said = f"Template {self._task.chat.renderer.name} {what}" if self._task.chat else what
@@ -402,7 +415,7 @@ class UnitRun:
         self._tally.lengths(rows["length"])
         tokens = int(rows["length"].sum(dtype=np.int64))
         self._tally.flow(
-            Flow(
+            StepFlow(
                 step="tokenize",
                 documents_in=came,
                 documents_out=len(rows),
@@ -423,7 +436,7 @@ class UnitRun:
         self._hear(documents=len(rows), tokens=tokens)
 
     def _count_further(
-        self, rows: NDArray[np.void], kept: NDArray[np.int64], left: list[LeftOut]
+        self, rows: NDArray[np.void], kept: NDArray[np.int64], left: list[EncodeFault]
     ) -> None:
         """Count what records gave beyond one document each, kept or left out."""
         gave = np.bincount(np.concatenate([kept, np.array([one.number for one in left], np.int64)]))
@@ -432,14 +445,14 @@ class UnitRun:
         for number in np.flatnonzero(further).tolist():
             self._parts[number].further += int(further[number])
 
-    def _leave_out(self, row: np.void, left: LeftOut) -> None:
+    def _count_dropped(self, row: np.void, left: EncodeFault) -> None:
         """Count a document that a rule of conversations leaves out."""
-        number, rule = int(row["part"]), rule_of(left)
+        number, rule = int(row["part"]), fault_rule(left)
         self._parts[number].dropped[rule] += 1
         self._tally.dropped("tokenize", rule)
         if self._tally.wants_sample(rule):
             source = self._unit.parts[number].source.name
-            sample = Sample(source, int(row["record"]), left.snippet, left.reason)
+            sample = DropSample(source, int(row["record"]), left.snippet, left.reason)
             self._tally.sample("tokenize", rule, sample)
 
     def _count(self, rows: NDArray[np.void], sizes: NDArray[np.int64]) -> None:
@@ -485,13 +498,13 @@ class UnitRun:
         )
 
 
-_Encoding = tuple[NDArray[np.void], NDArray[np.int64], Seen | None, "Future[Encoded]"]
+_PendingBatch = tuple[NDArray[np.void], NDArray[np.int64], SeenBatch | None, "Future[EncodedBatch]"]
 
 
-def _place(row: np.void) -> Place:
+def _row_position(row: np.void) -> RecordPosition:
     return int(row["part"]), int(row["record"])
 
 
-def _bad(row: np.void, reason: str, snippet: str = "") -> BadRecord:
+def _make_bad_record(row: np.void, reason: str, snippet: str = "") -> BadRecord:
     """The record of a document that cannot be encoded."""
     return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)

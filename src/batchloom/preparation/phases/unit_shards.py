@@ -12,56 +12,56 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import let_go
-from batchloom.core.partial_files import ASIDE
-from batchloom.preparation.documents import Membership
-from batchloom.preparation.phases.duplicate_resolution import judged, row_stretches
+from batchloom.core.files import release_pages
+from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.preparation.documents import SubsetRule
+from batchloom.preparation.phases.duplicate_resolution import iter_rows_with_reasons, iter_unit_rows
 from batchloom.preparation.units import (
-    BANDS_NAME,
     MEDIA_NAMES,
     ROWS_NAME,
     SHARDS_NAME,
+    SIGNATURES_NAME,
     ShardCutter,
     attempt_folder,
-    claim,
-    in_pieces,
-    read_shards,
-    reading,
-    tokens_name,
-    trained_name,
-    unit_media,
-    written_lengths,
+    move_into_place,
+    read_unit_media,
+    read_unit_shards,
+    split_ranges,
+    stored_lengths,
+    tokens_file_name,
+    trained_file_name,
+    translate_read_errors,
 )
-from batchloom.store import CHOSEN, WORK_NAME, ShardEntry, ShardMedia, write_file, writing
+from batchloom.store import CHOSEN, WORK_NAME, ShardEntry, ShardMedia, wrap_write_errors, write_file
 from batchloom.store.format import (
     SUBSETS,
     Banding,
-    Bands,
-    MaskBits,
-    Origins,
-    Sides,
-    index_bytes,
-    pair_numbers,
-    shard_name,
-    sums_of_file,
+    MaskBuilder,
+    MinHashSignatures,
+    PairIndex,
+    ProvenanceTable,
+    compute_file_checksums,
+    compute_pair_numbers,
+    encode_index,
+    format_shard_name,
 )
 from batchloom.store.write import (
     ShardWriter,
     make_folder,
     sync_folder,
-    write_bands,
+    write_checksum_file,
     write_mask,
     write_media,
-    write_sides,
-    write_sums,
+    write_pair_index,
+    write_signatures,
 )
 
-_STRETCH_TOKENS = 1 << 20
-_PIECE_BYTES = 1 << 20
+_CHUNK_TOKENS = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ShardTask:
+class ShardSettings:
     """What writing the shards of every unit needs to know.
 
     Attributes:
@@ -75,14 +75,14 @@ class ShardTask:
 
     store: Path
     dtype: np.dtype[np.generic]
-    natural: Membership
-    decided: Membership
+    natural: SubsetRule
+    decided: SubsetRule
     most: int
     banding: Banding | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOrder:
+class WriteShardsTask:
     """One unit whose documents go into shards.
 
     Attributes:
@@ -105,10 +105,10 @@ class WriteOrder:
     checksums: dict[str, str]
     whole: bool
     numbers: dict[str, tuple[int, int]]
-    task: ShardTask
+    task: ShardSettings
 
 
-def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
+def write_unit_shards(order: WriteShardsTask) -> dict[str, list[ShardEntry]]:
     """Write a unit's documents into its own shards of each subset, then drop its temporary files.
 
     A token file that is one whole shard already is linked into the store; others are copied. Where
@@ -118,46 +118,46 @@ def write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
         OutputError: the shards cannot be written.
     """
     try:
-        return _write_unit(order)
+        return _write_shards(order)
     except StoreConflictError:
-        found = read_shards(order.shards)
+        found = read_unit_shards(order.shards)
         if found is None:
             raise
         return found
 
 
-def _write_unit(order: WriteOrder) -> dict[str, list[ShardEntry]]:
+def _write_shards(order: WriteShardsTask) -> dict[str, list[ShardEntry]]:
     folder = attempt_folder(order.shards, order.attempt)
     make_folder(folder)
     task = replace(order.task, store=folder)
     entries: dict[str, list[ShardEntry]] = {name: [] for name in SUBSETS}
     copied = []
     for name, (first, count) in order.numbers.items():
-        stem = folder / name / shard_name(first)
-        if count == 1 and order.whole and _link_tokens(order.folder / tokens_name(name), stem):
-            entries[name] = [_adopt(order, task, stem, order.checksums[name])]
+        stem = folder / name / format_shard_name(first)
+        if count == 1 and order.whole and _link_tokens(order.folder / tokens_file_name(name), stem):
+            entries[name] = [_finish_linked_shard(order, task, stem, order.checksums[name])]
         elif count:
             copied.append(name)
     if copied:
-        entries |= _copy(order, task, {name: order.numbers[name][0] for name in copied})
+        entries |= _copy_shards(order, task, {name: order.numbers[name][0] for name in copied})
     for name in {name for name, found in entries.items() if found}:
         sync_folder(folder / name)
     write_file(folder / SHARDS_NAME, msgspec.json.encode(entries))
     sync_folder(folder)
-    if not claim(folder, order.shards):
-        entries = read_shards(order.shards) or entries
-    _drop_temporary(order.folder)
+    if not move_into_place(folder, order.shards):
+        entries = read_unit_shards(order.shards) or entries
+    _delete_temporary_files(order.folder)
     return entries
 
 
-def _drop_temporary(folder: Path) -> None:
-    with writing(folder):
+def _delete_temporary_files(folder: Path) -> None:
+    with wrap_write_errors(folder):
         for name in (
             ROWS_NAME,
-            BANDS_NAME,
+            SIGNATURES_NAME,
             *MEDIA_NAMES,
-            *map(tokens_name, SUBSETS),
-            *map(trained_name, SUBSETS),
+            *map(tokens_file_name, SUBSETS),
+            *map(trained_file_name, SUBSETS),
         ):
             (folder / name).unlink(missing_ok=True)
 
@@ -165,7 +165,7 @@ def _drop_temporary(folder: Path) -> None:
 def _link_tokens(tokens: Path, stem: Path) -> bool:
     """Give a token file its place in the store, under the name of a file not finished."""
     make_folder(stem.parent)
-    aside = _aside(stem)
+    aside = _partial_path(stem)
     aside.unlink(missing_ok=True)
     try:
         aside.hardlink_to(tokens)
@@ -175,36 +175,42 @@ def _link_tokens(tokens: Path, stem: Path) -> bool:
     return True
 
 
-def _aside(stem: Path) -> Path:
-    return stem.with_name(stem.name + ".bin" + ASIDE)
+def _partial_path(stem: Path) -> Path:
+    return stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
 
 
-def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> ShardEntry:
+def _finish_linked_shard(
+    order: WriteShardsTask, task: ShardSettings, stem: Path, checksum: str
+) -> ShardEntry:
     """Finish a shard whose tokens are linked: its index, its origins, its name."""
     code = SUBSETS.index(stem.parent.name)
     mine = [
         (task.decided.codes(rows["hash"]) == code) & (rows["seen"] == 0)
-        for rows in row_stretches(order.folder)
+        for rows in iter_unit_rows(order.folder)
     ]
     taken = np.concatenate(
-        [rows[some] for rows, some in zip(row_stretches(order.folder), mine, strict=True)]
+        [rows[some] for rows, some in zip(iter_unit_rows(order.folder), mine, strict=True)]
     )
-    bands = _bands(order, task)
+    bands = _map_unit_signatures(order, task)
     bands = None if bands is None else bands.take(np.flatnonzero(np.concatenate(mine)))
     lengths, tokens = taken["length"].astype(np.uint32), int(taken["length"].sum(dtype=np.int64))
-    idx = write_file(stem.with_suffix(".idx"), index_bytes(lengths, task.dtype))
-    docs = write_file(stem.with_suffix(".docs"), _origins(taken, order.first_part).to_bytes())
-    bits = _mask_bits(order.folder / trained_name(stem.parent.name))
+    idx = write_file(stem.with_suffix(".idx"), encode_index(lengths, task.dtype))
+    docs = write_file(
+        stem.with_suffix(".docs"), _make_provenance(taken, order.first_part).to_bytes()
+    )
+    bits = _read_mask_bits(order.folder / trained_file_name(stem.parent.name))
     mask = write_mask(stem, bits)
-    pairs = write_sides(stem, _sides(taken, order.first_part))
-    alike = write_bands(stem, bands)
-    media = unit_media(order.folder)
+    pairs = write_pair_index(stem, _make_sides(taken, order.first_part))
+    alike = write_signatures(stem, bands)
+    media = read_unit_media(order.folder)
     if media is not None:
         media = media.take(np.flatnonzero(np.concatenate(mine)))
     files = write_media(stem, media)
-    sums = write_sums(stem.with_suffix(".sums"), sums_of_file(_aside(stem)))
-    with writing(stem):
-        _aside(stem).replace(stem.with_suffix(".bin"))
+    sums = write_checksum_file(
+        stem.with_suffix(".sums"), compute_file_checksums(_partial_path(stem))
+    )
+    with wrap_write_errors(stem):
+        _partial_path(stem).replace(stem.with_suffix(".bin"))
     return ShardEntry(
         name=stem.name,
         documents=len(taken),
@@ -222,26 +228,26 @@ def _adopt(order: WriteOrder, task: ShardTask, stem: Path, checksum: str) -> Sha
     )
 
 
-def _bands(order: WriteOrder, task: ShardTask) -> Bands | None:
+def _map_unit_signatures(order: WriteShardsTask, task: ShardSettings) -> MinHashSignatures | None:
     """The keys of a unit's documents, mapped; None where none are kept."""
     if task.banding is None:
         return None
-    keys = _mapped(order.folder / BANDS_NAME, np.dtype("<u8"))
-    return Bands(keys.reshape(-1, task.banding.bands), task.banding)
+    keys = _map_array(order.folder / SIGNATURES_NAME, np.dtype("<u8"))
+    return MinHashSignatures(keys.reshape(-1, task.banding.bands), task.banding)
 
 
-def _mask_bits(path: Path) -> MaskBits:
+def _read_mask_bits(path: Path) -> MaskBuilder:
     """The flags of a whole token file, packed; none where the file is not there."""
-    bits = MaskBits()
+    bits = MaskBuilder()
     if path.exists():
-        with reading(path), path.open("rb") as file:
-            while (flags := np.fromfile(file, np.bool_, _STRETCH_TOKENS)).size:
+        with translate_read_errors(path), path.open("rb") as file:
+            while (flags := np.fromfile(file, np.bool_, _CHUNK_TOKENS)).size:
                 bits.append(flags)
     return bits
 
 
-def _copy(
-    order: WriteOrder, task: ShardTask, first_shards: dict[str, int]
+def _copy_shards(
+    order: WriteShardsTask, task: ShardSettings, first_shards: dict[str, int]
 ) -> dict[str, list[ShardEntry]]:
     """Write the shards of these subsets document by document.
 
@@ -249,35 +255,35 @@ def _copy(
         StoreConflictError: tokens are not those that were written.
     """
     for name, checksum in order.checksums.items():
-        _refuse_changed(order.folder / tokens_name(name), checksum)
-    bands, media = _bands(order, task), unit_media(order.folder)
+        _check_unchanged(order.folder / tokens_file_name(name), checksum)
+    bands, media = _map_unit_signatures(order, task), read_unit_media(order.folder)
     writers = {
         name: SubsetWriter(task, name, first, order.first_part, bands, media)
         for name, first in first_shards.items()
     }
     try:
-        for found in _stretches(order, task):
+        for found in _iter_shard_batches(order, task):
             codes = task.decided.codes(found.rows["hash"])
             for name, writer in writers.items():
                 mine = np.flatnonzero(found.kept & (codes == SUBSETS.index(name)))
-                for code, some in _runs(found.codes, mine):
+                for code, some in _split_by_subset(found.codes, mine):
                     writer.add(
                         *(found.rows, found.tokens[code], found.starts, some),
                         *(found.trained[code], found.first),
                     )
             if bands is not None:
-                let_go(bands.keys)
+                release_pages(bands.keys)
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
             writer.abandon()
 
 
-def _refuse_changed(path: Path, checksum: str) -> None:
+def _check_unchanged(path: Path, checksum: str) -> None:
     """Refuse a token file with other bytes than were written, which no later check could tell."""
     found = xxhash.xxh3_128()
-    with reading(path), path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
+    with translate_read_errors(path), path.open("rb") as file:
+        while piece := file.read(_CHUNK_BYTES):
             found.update(piece)
     if found.hexdigest() != checksum:
         work = next(folder for folder in path.parents if folder.name == WORK_NAME)
@@ -286,7 +292,7 @@ def _refuse_changed(path: Path, checksum: str) -> None:
         )
 
 
-class _Stretch(NamedTuple):
+class _ShardBatch(NamedTuple):
     """Documents of a unit, whose tokens lie apart by the subset that the shares say.
 
     Attributes:
@@ -308,7 +314,7 @@ class _Stretch(NamedTuple):
     first: int
 
 
-def _runs(
+def _split_by_subset(
     codes: NDArray[np.uint8], mine: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Documents in stretches of one subset; nearly always all are of one."""
@@ -318,20 +324,20 @@ def _runs(
             yield int(codes[some[0]]), some
 
 
-def _stretches(order: WriteOrder, task: ShardTask) -> Iterator[_Stretch]:
+def _iter_shard_batches(order: WriteShardsTask, task: ShardSettings) -> Iterator[_ShardBatch]:
     """A unit's documents, a bounded stretch at a time."""
     folder = order.folder
-    files = [_mapped(folder / tokens_name(name), task.dtype) for name in SUBSETS]
-    flags = [folder / trained_name(name) for name in SUBSETS]
-    masks = [_mapped(path, np.dtype(np.bool_)) if path.exists() else None for path in flags]
+    files = [_map_array(folder / tokens_file_name(name), task.dtype) for name in SUBSETS]
+    flags = [folder / trained_file_name(name) for name in SUBSETS]
+    masks = [_map_array(path, np.dtype(np.bool_)) if path.exists() else None for path in flags]
     at, first = [0] * len(SUBSETS), 0
-    for rows, why in judged(folder, order.place):
+    for rows, why in iter_rows_with_reasons(folder, order.place):
         kept = np.ones(len(rows), bool) if why is None else why == 0
         codes = task.natural.codes(rows["hash"])
         starts, begins = np.zeros(len(rows), np.int64), tuple(at)
         for code in range(len(SUBSETS)):
             mine = codes == code
-            lengths = written_lengths(rows[mine])
+            lengths = stored_lengths(rows[mine])
             stops = np.cumsum(lengths)
             starts[mine] = stops - lengths
             at[code] += int(lengths.sum())
@@ -340,45 +346,45 @@ def _stretches(order: WriteOrder, task: ShardTask) -> Iterator[_Stretch]:
             None if mask is None else mask[a:b]
             for mask, a, b in zip(masks, begins, at, strict=True)
         )
-        for begin, end in _bounded(rows):
+        for begin, end in _iter_row_ranges(rows):
             some = slice(begin, end)
             mine = rows[some], kept[some], codes[some], starts[some]
-            yield _Stretch(*mine, tokens, trained, first + begin)
+            yield _ShardBatch(*mine, tokens, trained, first + begin)
             for file in files:
-                let_go(file)
+                release_pages(file)
         first += len(rows)
 
 
-def _bounded(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
+def _iter_row_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
     """Stretches of rows of some million tokens at most, or of a single longer document; pairs stay together."""
     sums = np.cumsum(rows["length"], dtype=np.int64)
     at = 0
     while at < len(rows):
         before = int(sums[at - 1]) if at else 0
-        stop = max(int(np.searchsorted(sums, before + _STRETCH_TOKENS, side="right")), at + 1)
+        stop = max(int(np.searchsorted(sums, before + _CHUNK_TOKENS, side="right")), at + 1)
         stop += int(rows["side"][stop - 1] == CHOSEN)
         yield at, stop
         at = stop
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    with reading(path):
+def _map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    with translate_read_errors(path):
         if not path.stat().st_size:
             return np.zeros(0, dtype)
         return np.memmap(path, dtype, "r").view(np.ndarray)
 
 
-def _origins(rows: NDArray[np.void], first_part: int) -> Origins:
+def _make_provenance(rows: NDArray[np.void], first_part: int) -> ProvenanceTable:
     parts = (rows["part"] + np.uint32(first_part)).astype(np.uint32)
-    return Origins(rows["hash"], rows["record"], rows["offset"], parts)
+    return ProvenanceTable(rows["hash"], rows["record"], rows["offset"], parts)
 
 
-def _sides(rows: NDArray[np.void], first_part: int) -> Sides | None:
+def _make_sides(rows: NDArray[np.void], first_part: int) -> PairIndex | None:
     """Pair and side of each document; None where they are no preferences."""
     if not rows["side"].any():
         return None
-    origins = _origins(rows, first_part)
-    return Sides(pair_numbers(origins.parts, origins.records), rows["side"])
+    origins = _make_provenance(rows, first_part)
+    return PairIndex(compute_pair_numbers(origins.parts, origins.records), rows["side"])
 
 
 @final
@@ -396,11 +402,11 @@ class SubsetWriter:
 
     def __init__(
         self,
-        task: ShardTask,
+        task: ShardSettings,
         subset: str,
         first_shard: int,
         first_part: int,
-        bands: Bands | None = None,
+        bands: MinHashSignatures | None = None,
         media: ShardMedia | None = None,
     ) -> None:
         self._task, self._folder = task, task.store / subset
@@ -435,8 +441,8 @@ class SubsetWriter:
                 raise AssertionError("a cutter's first stretch begins a shard")
             taken = rows[chosen]
             bounds = starts[chosen], starts[chosen] + taken["length"]
-            pieces = in_pieces(tokens, *bounds)
-            masks = [None] * len(pieces) if trained is None else in_pieces(trained, *bounds)
+            pieces = split_ranges(tokens, *bounds)
+            masks = [None] * len(pieces) if trained is None else split_ranges(trained, *bounds)
             for piece, flags in zip(pieces, masks, strict=True):
                 self._shard.append(piece, flags)
             self._rows.append(taken)
@@ -455,14 +461,14 @@ class SubsetWriter:
 
     def _open(self) -> None:
         make_folder(self._folder)
-        self._shard = ShardWriter(self._folder / shard_name(self._next), self._task.dtype)
+        self._shard = ShardWriter(self._folder / format_shard_name(self._next), self._task.dtype)
         self._next += 1
 
     def _close(self) -> None:
         if self._shard is not None:
             rows, self._rows = np.concatenate(self._rows), []
-            origins = _origins(rows, self._first_part)
-            sides = _sides(rows, self._first_part)
+            origins = _make_provenance(rows, self._first_part)
+            sides = _make_sides(rows, self._first_part)
             lengths = rows["length"].astype(np.uint32)
             places, self._places = np.concatenate(self._places), []
             bands = None if self._bands is None else self._bands.take(places)

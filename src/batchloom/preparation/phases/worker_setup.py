@@ -8,41 +8,50 @@ from typing import Any
 
 import msgspec
 
-from batchloom.core.files import read_regular
+from batchloom.core.files import read_regular_file
 from batchloom.preparation.documents import (
     ChatEncoder,
-    Membership,
-    Readings,
-    Task,
-    chat_encoder,
-    make_fim,
-    media_encoder,
+    EncodeContext,
+    RecordParsers,
+    SubsetRule,
+    make_chat_encoder,
+    make_fim_cutter,
+    make_media_encoder,
 )
-from batchloom.preparation.phases.duplicate_resolution import SettleOrder, settle_unit
+from batchloom.preparation.phases.duplicate_resolution import (
+    ResolveDuplicatesTask,
+    resolve_unit_duplicates,
+)
 from batchloom.preparation.phases.duplicate_tasks import (
-    BandsOrder,
-    ComponentsOrder,
-    FindOrder,
-    StoredBandsOrder,
+    FindDuplicatesTask,
+    LinkComponentsTask,
+    SortSignaturesTask,
+    SortStoredSignaturesTask,
     find_duplicates,
     link_components,
-    sort_bands,
-    sort_stored_bands,
+    sort_signatures,
+    sort_stored_signatures,
 )
-from batchloom.preparation.phases.repeated_lines import keep_pieces
+from batchloom.preparation.phases.repeated_lines import write_segment_keys
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit
-from batchloom.preparation.phases.unit_shards import WriteOrder, write_unit
+from batchloom.preparation.phases.unit_shards import WriteShardsTask, write_unit_shards
 from batchloom.preparation.settings import Recipe
-from batchloom.preparation.units import CutsOrder, PiecesOrder, UnitOrder, find_cuts, reading
-from batchloom.preparation.workers import Tell, Work, refuse_other_versions
-from batchloom.sources import Limits, RecordBounds
+from batchloom.preparation.units import (
+    FindCutsTask,
+    SegmentKeysTask,
+    UnitTask,
+    find_part_cuts,
+    translate_read_errors,
+)
+from batchloom.preparation.workers import MessageCallback, TaskFunction, check_versions
+from batchloom.sources import ReadLimits, RecordBounds
 from batchloom.store.format import TOKEN_DTYPES
-from batchloom.text import Cleaner, CleanStep
-from batchloom.tokens import EngineChoice, Tokenizer, on_engine, tokenizer_from_state
+from batchloom.text import CleanStep, TextCleaner
+from batchloom.tokens import EngineChoice, Tokenizer, apply_engine_choice, restore_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
+class WorkerSetup:
     """All that a worker of a job needs to know, as a value that other processes can be sent.
 
     Attributes:
@@ -58,7 +67,7 @@ class Hand:
     """
 
     recipe: Recipe
-    limits: Limits
+    limits: ReadLimits
     tokenizer: Path
     engine: EngineChoice
     dtype: str
@@ -67,44 +76,46 @@ class Hand:
     overlap: bool
     versions: Mapping[str, str]
 
-    def __call__(self) -> Work:
+    def __call__(self) -> TaskFunction:
         """Make what does orders, in the process that does them.
 
         Raises:
             WorkerError: this process has other versions.
         """
-        refuse_other_versions(self.versions)
-        return doing(self.task)
+        check_versions(self.versions)
+        return make_task_function(self.task)
 
-    def task(self) -> Task:
+    def task(self) -> EncodeContext:
         """What every unit needs, in a process that knows nothing yet; reads nothing of the input."""
-        with reading(self.tokenizer):
-            state = msgspec.json.decode(read_regular(self.tokenizer), type=dict)
-        tokenizer = on_engine(tokenizer_from_state(state), self.engine)
-        chat = chat_encoder(tokenizer, self.recipe) if self.chat else None
-        return self.task_of(tokenizer, Readings(self.recipe, self.limits), chat)
+        with translate_read_errors(self.tokenizer):
+            state = msgspec.json.decode(read_regular_file(self.tokenizer), type=dict)
+        tokenizer = apply_engine_choice(restore_tokenizer(state), self.engine)
+        chat = make_chat_encoder(tokenizer, self.recipe) if self.chat else None
+        return self.task_of(tokenizer, RecordParsers(self.recipe, self.limits), chat)
 
-    def task_of(self, tokenizer: Tokenizer, readings: Readings, chat: ChatEncoder | None) -> Task:
+    def task_of(
+        self, tokenizer: Tokenizer, readings: RecordParsers, chat: ChatEncoder | None
+    ) -> EncodeContext:
         """What every unit needs, of parts that are there."""
         recipe = self.recipe
-        return Task(
+        return EncodeContext(
             readings.rules,
             readings,
             RecordBounds(readings.rules),
             recipe.reading.normalize,
             tokenizer,
             TOKEN_DTYPES[self.dtype],
-            Membership(recipe.val_fraction, recipe.test_fraction),
+            SubsetRule(recipe.val_fraction, recipe.test_fraction),
             chat,
             overlap=self.overlap,
-            cleaner=Cleaner(self.clean) if self.clean else None,
+            cleaner=TextCleaner(self.clean) if self.clean else None,
             dedup=recipe.dedup,
-            fim=make_fim(recipe.reading.fim, tokenizer),
-            media=media_encoder(tokenizer, recipe, chat),
+            fim=make_fim_cutter(recipe.reading.fim, tokenizer),
+            media=make_media_encoder(tokenizer, recipe, chat),
         )
 
 
-def doing(make: Callable[[], Task]) -> Work:
+def make_task_function(make: Callable[[], EncodeContext]) -> TaskFunction:
     """What does the orders of every phase.
 
     Args:
@@ -112,24 +123,24 @@ def doing(make: Callable[[], Task]) -> Work:
     """
     task = cache(make)
 
-    def work(order: Any, tell: Tell) -> Any:
-        if isinstance(order, UnitOrder):
+    def work(order: Any, tell: MessageCallback) -> Any:
+        if isinstance(order, UnitTask):
             return tokenize_unit(order, task(), tell)
-        if isinstance(order, PiecesOrder):
-            return keep_pieces(order, task(), tell)
-        if isinstance(order, CutsOrder):
-            return find_cuts(order, task().rules)
-        return _ALONE[type(order)](order)
+        if isinstance(order, SegmentKeysTask):
+            return write_segment_keys(order, task(), tell)
+        if isinstance(order, FindCutsTask):
+            return find_part_cuts(order, task().rules)
+        return _TASK_FUNCTIONS[type(order)](order)
 
     return work
 
 
 # What does an order that says all by itself.
-_ALONE: dict[type, Callable[[Any], Any]] = {
-    FindOrder: find_duplicates,
-    BandsOrder: sort_bands,
-    StoredBandsOrder: sort_stored_bands,
-    ComponentsOrder: link_components,
-    SettleOrder: settle_unit,
-    WriteOrder: write_unit,
+_TASK_FUNCTIONS: dict[type, Callable[[Any], Any]] = {
+    FindDuplicatesTask: find_duplicates,
+    SortSignaturesTask: sort_signatures,
+    SortStoredSignaturesTask: sort_stored_signatures,
+    LinkComponentsTask: link_components,
+    ResolveDuplicatesTask: resolve_unit_duplicates,
+    WriteShardsTask: write_unit_shards,
 }

@@ -1,27 +1,31 @@
 from .html_report import write_report_page as write_report_page
-from .prepare_result import PrepareResult as PrepareResult, beyond as beyond, result_of as result_of
+from .prepare_result import (
+    PrepareResult as PrepareResult,
+    make_result as make_result,
+    subtract_base as subtract_base,
+)
 from .progress import (
+    JobCounters as JobCounters,
     Listener as Listener,
     Note as Note,
     Phase as Phase,
     Progress as Progress,
-    Tally as Tally,
-    log_notes as log_notes,
+    log_note as log_note,
 )
 from .report import (
-    Content as Content,
+    PrepareReport as PrepareReport,
+    ReportContent as ReportContent,
     ReportedSource as ReportedSource,
-    ReportFacts as ReportFacts,
-    content_of as content_of,
-    facts_of as facts_of,
-    last_facts as last_facts,
-    read_facts as read_facts,
-    report_bytes as report_bytes,
+    build_content as build_content,
+    encode_report as encode_report,
+    parse_report as parse_report,
+    read_last_report as read_last_report,
+    read_report as read_report,
 )
 from .report_pairs import (
     DuplicateExample as DuplicateExample,
     DuplicatePair as DuplicatePair,
-    PairTally as PairTally,
-    Rest as Rest,
-    source_groups as source_groups,
+    DuplicatePairCounter as DuplicatePairCounter,
+    OmittedRows as OmittedRows,
+    group_sources as group_sources,
 )

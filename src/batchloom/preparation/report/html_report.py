@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from batchloom.core.html_page import page_of
-from batchloom.core.wording import counted, duration, megabytes
-from batchloom.preparation.report.report import Content, ReportFacts
-from batchloom.preparation.report.report_charts import Bar, columns, rows
-from batchloom.preparation.units import SourceCounts, Spent
+from batchloom.core.html_page import render_page
+from batchloom.core.wording import format_count, format_duration, format_size
+from batchloom.preparation.report.report import PrepareReport, ReportContent
+from batchloom.preparation.report.report_charts import Bar, draw_horizontal_bars, draw_vertical_bars
+from batchloom.preparation.units import SourceCounts, StageTime
 from batchloom.store import write_file
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-_MOST_BARS = 20
-_MOST_NOTES = 100
+_MAX_BARS = 20
+_MAX_NOTES = 100
 # What of a recipe says most of a store.
-_TOLD = (
+_SUMMARY_SETTINGS = (
     "tokenizer",
     "clean",
     "fim",
@@ -31,7 +31,7 @@ _TOLD = (
 )
 
 
-def write_report_page(report: ReportFacts, path: Path) -> None:
+def write_report_page(report: PrepareReport, path: Path) -> None:
     """Write the page, aside first.
 
     Args:
@@ -41,54 +41,56 @@ def write_report_page(report: ReportFacts, path: Path) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    write_file(path, report_page(report).encode("utf-8", "replace"))
+    write_file(path, render_report_page(report).encode("utf-8", "replace"))
 
 
-def report_page(report: ReportFacts) -> str:
+def render_report_page(report: PrepareReport) -> str:
     """The page as text."""
     from markupsafe import Markup  # noqa: PLC0415 - comes with jinja2, which takes its time
 
     filters: dict[str, Callable[..., object]] = {
         "count_or_none": lambda number: f"{number:,}" if number else "-",
-        "counted": lambda noun, number: counted(number, noun),
-        "documents": partial(counted, noun="document"),
-        "size": megabytes,
-        "size_or_none": lambda size: megabytes(size) if size else "-",
-        "density": _density,
-        "rate": _rate,
+        "counted": lambda noun, number: format_count(number, noun),
+        "documents": partial(format_count, noun="document"),
+        "size": format_size,
+        "size_or_none": lambda size: format_size(size) if size else "-",
+        "density": _format_density,
+        "rate": _format_rate,
     }
     content = report.content
     sources = [(row.name, row.counts) for row in content.sources]
     if content.sources_rest.rows:
-        sources.append((f"{counted(content.sources_rest.rows, 'other')}", content.sources_others))
-    lengths = length_bars(content.lengths)
+        sources.append(
+            (f"{format_count(content.sources_rest.rows, 'other')}", content.sources_others)
+        )
+    lengths = make_length_bars(content.lengths)
     values = {
         "title": report.out,
         "report": report,
         "content": content,
-        "facts": _facts(report),
+        "facts": _list_summary(report),
         "sources": sources,
         "lengths": lengths,
         # Pictures escape for themselves.
-        "pictures": {name: Markup(svg) for name, svg in _pictures(content, lengths).items()},  # noqa: S704
-        "notes": report.notes[:_MOST_NOTES],
-        "more_notes": max(len(report.notes) - _MOST_NOTES, 0),
+        "pictures": {name: Markup(svg) for name, svg in _draw_charts(content, lengths).items()},  # noqa: S704
+        "notes": report.notes[:_MAX_NOTES],
+        "more_notes": max(len(report.notes) - _MAX_NOTES, 0),
     }
-    return page_of(_TEMPLATE, values, filters)
+    return render_page(_TEMPLATE, values, filters)
 
 
-def length_bars(lengths: tuple[int, ...]) -> list[Bar]:
+def make_length_bars(lengths: tuple[int, ...]) -> list[Bar]:
     """The histogram of lengths from its first bin with documents to its last."""
     filled = [digits for digits, count in enumerate(lengths) if count]
     if not filled:
         return []
     return [
-        Bar(_length_label(digits), lengths[digits], f"{lengths[digits]:,}")
+        Bar(_format_length_bin(digits), lengths[digits], f"{lengths[digits]:,}")
         for digits in range(filled[0], filled[-1] + 1)
     ]
 
 
-def _length_label(digits: int) -> str:
+def _format_length_bin(digits: int) -> str:
     """The lengths of so many binary digits: ``0``, ``1``, ``2-3``, ``1k-2k``."""
     if digits < 2:
         return str(digits)
@@ -99,15 +101,15 @@ def _length_label(digits: int) -> str:
     return f"{low >> shift}{unit}-{(high + 1) >> shift}{unit}"
 
 
-def _facts(report: ReportFacts) -> list[tuple[str, str]]:
+def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
     """The head of the page: names and values."""
     size = sum(source.bytes for source in report.sources)
     found = [("dry run", "nothing was written" if report.dry_run else "")]
-    found.append(("input", f"{counted(len(report.sources), 'file')}, {megabytes(size)}"))
+    found.append(("input", f"{format_count(len(report.sources), 'file')}, {format_size(size)}"))
     if flows := report.content.flows:
         last = flows[-1]
         found.append(
-            ("store", f"{counted(last.documents_out, 'document')}, {last.tokens_out:,} tokens")
+            ("store", f"{format_count(last.documents_out, 'document')}, {last.tokens_out:,} tokens")
         )
     counts = report.counts
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.items())
@@ -115,12 +117,16 @@ def _facts(report: ReportFacts) -> list[tuple[str, str]]:
         ("records read", f"{counts.records:,}" if counts.records else ""),
         ("left out", dropped),
         ("kept aside as bad", f"{counts.quarantined:,}" if counts.quarantined else ""),
-        *((name, _setting(value)) for name, value in report.settings.items() if name in _TOLD),
+        *(
+            (name, _format_setting(value))
+            for name, value in report.settings.items()
+            if name in _SUMMARY_SETTINGS
+        ),
         ("begun", report.started),
-        ("took", f"{duration(report.seconds)} ({megabytes(report.bytes_per_second)}/s)"),
+        ("took", f"{format_duration(report.seconds)} ({format_size(report.bytes_per_second)}/s)"),
         ("workers", f"{report.workers:,} ({report.crew})"),
-        ("units of work", _units(report)),
-        ("peak memory", megabytes(report.peak_memory_bytes)),
+        ("units of work", _format_units(report)),
+        ("peak memory", format_size(report.peak_memory_bytes)),
         ("fingerprint of the recipe", report.recipe_fingerprint),
     ]
     if report.engine_note:
@@ -128,29 +134,29 @@ def _facts(report: ReportFacts) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if value]
 
 
-def _setting(value: object) -> str:
+def _format_setting(value: object) -> str:
     """A setting in a few words: a step of cleaning by its name and what was said of it."""
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {_setting(one)}" for name, one in value.items())
+        return ", ".join(f"{name}: {_format_setting(one)}" for name, one in value.items())
     if isinstance(value, (list, tuple)):
-        return "; ".join(map(_setting, value))
+        return "; ".join(map(_format_setting, value))
     return str(value)
 
 
-def _units(report: ReportFacts) -> str:
+def _format_units(report: PrepareReport) -> str:
     earlier = f", {report.resumed_units:,} of them done by earlier runs"
     return f"{report.units:,}{earlier if report.resumed_units else ''}"
 
 
-def _pictures(content: Content, lengths: list[Bar]) -> dict[str, str]:
+def _draw_charts(content: ReportContent, lengths: list[Bar]) -> dict[str, str]:
     """The pictures of what there is."""
     flows = [
         Bar(flow.step, flow.documents_out, f"{flow.documents_out:,}") for flow in content.flows
     ]
     drops = {reason: one.count for reason, one in content.drops.items()}
     dense = [
-        Bar(row.name, row.counts.tokens / row.counts.bytes, _density(row.counts))
-        for row in content.sources[:_MOST_BARS]
+        Bar(row.name, row.counts.tokens / row.counts.bytes, _format_density(row.counts))
+        for row in content.sources[:_MAX_BARS]
         if row.counts.bytes
     ]
     stages = [
@@ -158,26 +164,28 @@ def _pictures(content: Content, lengths: list[Bar]) -> dict[str, str]:
         for name, spent in content.stages.items()
     ]
     drawn = {
-        "flows": rows("flows", "Documents that left each step", flows),
-        "drops": rows("drops", "Documents left out by reason", _bars(drops)),
-        "languages": rows("languages", "Documents by language", _bars(content.languages)),
-        "sources": rows("sources", "Tokens a byte by source", dense),
-        "stages": rows("stages", "Seconds by stage", stages),
+        "flows": draw_horizontal_bars("flows", "Documents that left each step", flows),
+        "drops": draw_horizontal_bars("drops", "Documents left out by reason", _make_bars(drops)),
+        "languages": draw_horizontal_bars(
+            "languages", "Documents by language", _make_bars(content.languages)
+        ),
+        "sources": draw_horizontal_bars("sources", "Tokens a byte by source", dense),
+        "stages": draw_horizontal_bars("stages", "Seconds by stage", stages),
     }
     if lengths:
-        drawn["lengths"] = columns("lengths", "Documents by length in tokens", lengths)
+        drawn["lengths"] = draw_vertical_bars("lengths", "Documents by length in tokens", lengths)
     return {"lengths": "", **drawn}
 
 
-def _bars(counts: Mapping[str, int]) -> list[Bar]:
-    return [Bar(name, count, f"{count:,}") for name, count in list(counts.items())[:_MOST_BARS]]
+def _make_bars(counts: Mapping[str, int]) -> list[Bar]:
+    return [Bar(name, count, f"{count:,}") for name, count in list(counts.items())[:_MAX_BARS]]
 
 
-def _density(counts: SourceCounts) -> str:
+def _format_density(counts: SourceCounts) -> str:
     return f"{counts.tokens / counts.bytes:.3f}" if counts.bytes else "-"
 
 
-def _rate(spent: Spent, what: str, unit: int) -> str:
+def _format_rate(spent: StageTime, what: str, unit: int) -> str:
     amount = spent.bytes if what == "bytes" else spent.documents
     if not amount or not spent.seconds:
         return "-"

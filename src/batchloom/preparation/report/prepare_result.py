@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batchloom.store import Manifest
-from batchloom.store.format import Counts, SubsetEntry
+from batchloom.store.format import StoreCounts, SubsetEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PrepareResult:
     """
 
     path: Path | str
-    counts: Counts
+    counts: StoreCounts
     subsets: dict[str, SubsetResult]
     input_files: int
     input_bytes: int
@@ -57,7 +57,7 @@ class PrepareResult:
     in_all: tuple[int, int] = (0, 0)
 
 
-def result_of(
+def make_result(
     out: Path | str,
     manifest: Manifest,
     *,
@@ -94,18 +94,20 @@ def result_of(
     )
 
 
-def beyond(result: PrepareResult, base: Manifest) -> PrepareResult:
+def subtract_base(result: PrepareResult, base: Manifest) -> PrepareResult:
     """The result of a store that was appended to, its counts without those of the generation before.
 
     Args:
-        result: as :func:`result_of` gives it.
+        result: as :func:`make_result` gives it.
         base: the generation before.
     """
     counts, old = result.counts, base.counts
-    subsets = {name: _beyond(one, base.subsets.get(name)) for name, one in result.subsets.items()}
+    subsets = {
+        name: _subtract_subset(one, base.subsets.get(name)) for name, one in result.subsets.items()
+    }
     return replace(
         result,
-        counts=Counts(
+        counts=StoreCounts(
             records=counts.records - old.records,
             documents=counts.documents - old.documents,
             tokens=counts.tokens - old.tokens,
@@ -119,7 +121,7 @@ def beyond(result: PrepareResult, base: Manifest) -> PrepareResult:
     )
 
 
-def _beyond(one: SubsetResult, old: SubsetEntry | None) -> SubsetResult:
+def _subtract_subset(one: SubsetResult, old: SubsetEntry | None) -> SubsetResult:
     if old is None:
         return one
     return SubsetResult(

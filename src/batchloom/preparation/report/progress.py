@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Literal, final
 
 from batchloom.core.errors import TooManyBadRecordsError
-from batchloom.core.wording import counted
-from batchloom.preparation.settings import allowed_bad
-from batchloom.preparation.units import Reasons, bad_advice, count_reason
+from batchloom.core.wording import format_count
+from batchloom.preparation.settings import count_allowed_bad
+from batchloom.preparation.units import ReasonCounts, count_reason, describe_bad_records
 
 Phase = Literal["sample", "tokenize", "read", "write", "look", "convert", "upload"]
 
@@ -55,14 +55,14 @@ Listener = Callable[[Note | Progress], None]
 _LOG = logging.getLogger("batchloom")
 
 
-def log_notes(event: Note | Progress) -> None:
+def log_note(event: Note | Progress) -> None:
     """The listener of a job that nobody listens to: notes go to the log ``batchloom``."""
     if isinstance(event, Note):
         _LOG.warning(event.text)
 
 
 @final
-class Tally:
+class JobCounters:
     """Counts of a running job; tells the listener, and stops the job that is beyond saving.
 
     Attributes:
@@ -85,9 +85,9 @@ class Tally:
         self._done = self._found = 0
         self.records = self.documents = self.tokens = self.quarantined = 0
         self.first = ""
-        self._reasons = Reasons()
+        self._reasons = ReasonCounts()
 
-    def found_done(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
+    def count_resumed(self, size: int, records: int, documents: int, tokens: int, bad: int) -> None:
         """Count a unit that an earlier run finished."""
         self._found += size
         self._done += size
@@ -153,9 +153,9 @@ class Tally:
         for added, reason in reasons.values():
             count_reason(self._reasons, reason, added)
         expected = self.records * self._total / max(self._done, 1)
-        if self.quarantined > allowed_bad(self._max_bad, int(_DENSITY_ERROR * expected)):
+        if self.quarantined > count_allowed_bad(self._max_bad, int(_DENSITY_ERROR * expected)):
             raise self._too_many(
-                f"{counted(self.quarantined, 'bad record')} in the first {self.records:,}"
+                f"{format_count(self.quarantined, 'bad record')} in the first {self.records:,}"
             )
 
     def verdict(self) -> None:
@@ -164,12 +164,12 @@ class Tally:
         Raises:
             TooManyBadRecordsError: more of them are bad than ``max_bad`` allows.
         """
-        if self.quarantined > allowed_bad(self._max_bad, self.records):
+        if self.quarantined > count_allowed_bad(self._max_bad, self.records):
             raise self._too_many(f"{self.quarantined:,} of {self.records:,} records are bad")
 
     def _too_many(self, fact: str) -> TooManyBadRecordsError:
         first = f" The first: {self.first}." if self.first else ""
-        advice = bad_advice(self.quarantined, self.records, self._reasons, self.first)
+        advice = describe_bad_records(self.quarantined, self.records, self._reasons, self.first)
         return TooManyBadRecordsError(
             f"{fact}, more than --max-bad {self._max_bad} allows.{first} {advice[0].upper()}{advice[1:]}."
         )

@@ -12,12 +12,12 @@ import msgspec
 from msgspec.structs import replace
 
 from batchloom.core.addresses import is_url
-from batchloom.core.files import NOT_JSON, read_regular
-from batchloom.preparation.report.report_pairs import MOST_ROWS, DuplicatePair, Rest
-from batchloom.preparation.units import Dropped, Flow, SourceCounts, Spent, UnitReport
-from batchloom.sources.files import Compression, Kind
+from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file
+from batchloom.preparation.report.report_pairs import MAX_ROWS, DuplicatePair, OmittedRows
+from batchloom.preparation.units import DropCounts, SourceCounts, StageTime, StepFlow, UnitReport
+from batchloom.sources.files import Compression, FileKind
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, WORK_NAME, read_manifest
-from batchloom.store.format import Counts, of_generation
+from batchloom.store.format import StoreCounts, format_generation_file_name
 
 
 class ReportedSource(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +30,7 @@ class ReportedSource(msgspec.Struct, frozen=True, gc=False):
     path: str
     bytes: int
     mtime_ns: int
-    kind: Literal[Kind, ""] = ""
+    kind: Literal[FileKind, ""] = ""
     compression: Literal[Compression, ""] = ""
 
 
@@ -41,8 +41,8 @@ class SourceRow(msgspec.Struct, frozen=True):
     counts: SourceCounts
 
 
-class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the input; lists have at most ``MOST_ROWS`` rows, those with most documents.
+class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the input; lists have at most ``MAX_ROWS`` rows, those with most documents.
 
     Attributes:
         flows: what came to each step, and left it.
@@ -59,21 +59,21 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
         stages: where the time went.
     """
 
-    flows: tuple[Flow, ...] = ()
-    drops: dict[str, Dropped] = {}
-    drops_rest: Rest = Rest()
+    flows: tuple[StepFlow, ...] = ()
+    drops: dict[str, DropCounts] = {}
+    drops_rest: OmittedRows = OmittedRows()
     duplicates: tuple[DuplicatePair, ...] = ()
-    duplicates_rest: Rest = Rest()
+    duplicates_rest: OmittedRows = OmittedRows()
     lengths: tuple[int, ...] = ()
     languages: dict[str, int] = {}
-    languages_rest: Rest = Rest()
+    languages_rest: OmittedRows = OmittedRows()
     sources: tuple[SourceRow, ...] = ()
-    sources_rest: Rest = Rest()
+    sources_rest: OmittedRows = OmittedRows()
     sources_others: SourceCounts = SourceCounts()
-    stages: dict[str, Spent] = {}
+    stages: dict[str, StageTime] = {}
 
 
-class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
+class PrepareReport(msgspec.Struct, frozen=True, kw_only=True):
     """What ``report.json`` holds.
 
     Attributes:
@@ -118,18 +118,18 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
     crew: str = "in-process"
     dry_run: bool = False
     settings: dict[str, Any] = {}
-    counts: Counts = Counts(0, 0, 0, 0, {})
-    content: Content = Content()
+    counts: StoreCounts = StoreCounts(0, 0, 0, 0, {})
+    content: ReportContent = ReportContent()
     media: dict[str, str] = {}
 
 
-def content_of(
+def build_content(
     units: UnitReport,
     *,
-    after: Iterable[Flow] = (),
+    after: Iterable[StepFlow] = (),
     duplicates: Sequence[DuplicatePair] = (),
-    duplicates_rest: Rest | None = None,
-) -> Content:
+    duplicates_rest: OmittedRows | None = None,
+) -> ReportContent:
     """The bounded part of a report.
 
     Args:
@@ -138,23 +138,25 @@ def content_of(
         duplicates: pairs of sources, as :meth:`PairTally.pairs` gives them.
         duplicates_rest: pairs that are not among them already.
     """
-    reasons, drops_rest = _most({name: drop.count for name, drop in units.drops.items()})
-    languages, languages_rest = _most(units.languages)
-    names, sources_rest = _most({name: one.documents for name, one in units.sources.items()})
+    reasons, drops_rest = _select_largest({name: drop.count for name, drop in units.drops.items()})
+    languages, languages_rest = _select_largest(units.languages)
+    names, sources_rest = _select_largest(
+        {name: one.documents for name, one in units.sources.items()}
+    )
     listed = sorted(duplicates, key=lambda pair: -pair.count)
-    beyond = listed[MOST_ROWS:]
-    rest = duplicates_rest or Rest()
+    beyond = listed[MAX_ROWS:]
+    rest = duplicates_rest or OmittedRows()
     shown = set(names)
     others = SourceCounts()
     for name, counts in units.sources.items():
         if name not in shown:
             others += counts
-    return Content(
-        flows=(*_joined(units.flows), *after),
+    return ReportContent(
+        flows=(*_merge_flows(units.flows), *after),
         drops={name: units.drops[name] for name in reasons},
         drops_rest=drops_rest,
-        duplicates=tuple(listed[:MOST_ROWS]),
-        duplicates_rest=Rest(
+        duplicates=tuple(listed[:MAX_ROWS]),
+        duplicates_rest=OmittedRows(
             rest.rows + len(beyond), rest.documents + sum(pair.count for pair in beyond)
         ),
         lengths=units.lengths,
@@ -164,13 +166,13 @@ def content_of(
         sources_rest=sources_rest,
         sources_others=others,
         stages={
-            name: Spent(round(one.seconds, 3), one.bytes, one.documents)
+            name: StageTime(round(one.seconds, 3), one.bytes, one.documents)
             for name, one in units.stages.items()
         },
     )
 
 
-def _joined(flows: Sequence[Flow]) -> list[Flow]:
+def _merge_flows(flows: Sequence[StepFlow]) -> list[StepFlow]:
     """The steps of units; the bytes of text that reading gave are those that the next step was given."""
     joined = list(flows)
     if len(joined) > 1 and joined[0].step == "read":
@@ -178,40 +180,42 @@ def _joined(flows: Sequence[Flow]) -> list[Flow]:
     return joined
 
 
-def _most(counts: Mapping[str, int]) -> tuple[list[str], Rest]:
+def _select_largest(counts: Mapping[str, int]) -> tuple[list[str], OmittedRows]:
     """The names with the highest counts, and what is said of the others; of equals the first stays first."""
     names = sorted(counts, key=lambda name: -counts[name])
-    left = names[MOST_ROWS:]
-    return names[:MOST_ROWS], Rest(len(left), sum(counts[name] for name in left))
+    left = names[MAX_ROWS:]
+    return names[:MAX_ROWS], OmittedRows(len(left), sum(counts[name] for name in left))
 
 
-def report_bytes(report: ReportFacts) -> bytes:
+def encode_report(report: PrepareReport) -> bytes:
     """The bytes of ``report.json``."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def facts_of(data: bytes) -> ReportFacts | None:
+def parse_report(data: bytes) -> PrepareReport | None:
     """The report that the bytes of a file are; None where they are no such thing."""
     try:
-        return msgspec.json.decode(data, type=ReportFacts)
-    except NOT_JSON:
+        return msgspec.json.decode(data, type=PrepareReport)
+    except JSON_DECODE_ERRORS:
         return None
 
 
-def read_facts(out: Path, generation: int = 1) -> ReportFacts | None:
+def read_report(out: Path, generation: int = 1) -> PrepareReport | None:
     """The report of a generation of a finished store; None where it is missing, or is no such thing."""
     try:
-        return facts_of(read_regular(out / of_generation(REPORT_NAME, generation)))
+        return parse_report(
+            read_regular_file(out / format_generation_file_name(REPORT_NAME, generation))
+        )
     except OSError:
         return None
 
 
-def last_facts(out: str) -> ReportFacts | None:
+def read_last_report(out: str) -> PrepareReport | None:
     """The report of the job that was carried out last, also of a dry run; None where it cannot be read here."""
     folder = Path(out)
     if is_url(out):
         return None
     if not (folder / MANIFEST_NAME).exists():
-        return read_facts(folder / WORK_NAME)
+        return read_report(folder / WORK_NAME)
     last = max(entry.number for entry in read_manifest(folder).all_history if entry.reads)
-    return read_facts(folder, last)
+    return read_report(folder, last)

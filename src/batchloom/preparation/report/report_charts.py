@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from batchloom.core.wording import visible
+from batchloom.core.wording import escape_unprintable
 
 _WIDTH, _ROW, _LABEL, _VALUE = 760, 22, 230, 130
 _HEIGHT, _FOOT = 180, 40
 _LABEL_CHARACTERS = 34
-_TOLD = 8
+_MAX_DESCRIBED_BARS = 8
 
 
 class Bar(NamedTuple):
@@ -23,7 +23,7 @@ class Bar(NamedTuple):
     words: str
 
 
-def rows(name: str, title: str, bars: Sequence[Bar]) -> str:
+def draw_horizontal_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
     """Lying bars below each other, each with its name before and its size in words behind it.
 
     Args:
@@ -36,16 +36,16 @@ def rows(name: str, title: str, bars: Sequence[Bar]) -> str:
     drawn = []
     for number, bar in enumerate(bars):
         y = number * _ROW
-        width = _share(bar.size, most) * room
+        width = _bar_fraction(bar.size, most) * room
         drawn.append(
-            f'<text class="label" x="{_LABEL - 8}" y="{y + 15}">{plain(shortened(bar.label))}</text>'
+            f'<text class="label" x="{_LABEL - 8}" y="{y + 15}">{escape_text(shorten_label(bar.label))}</text>'
             f'<rect class="bar" x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}" rx="2"/>'
-            f'<text x="{_LABEL + width + 6:.1f}" y="{y + 15}">{plain(bar.words)}</text>'
+            f'<text x="{_LABEL + width + 6:.1f}" y="{y + 15}">{escape_text(bar.words)}</text>'
         )
-    return _picture(name, title, bars, len(bars) * _ROW, drawn)
+    return _make_svg(name, title, bars, len(bars) * _ROW, drawn)
 
 
-def columns(name: str, title: str, bars: Sequence[Bar]) -> str:
+def draw_vertical_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
     """Standing bars beside each other, with their names below, as a histogram is drawn.
 
     Args:
@@ -60,39 +60,42 @@ def columns(name: str, title: str, bars: Sequence[Bar]) -> str:
     drawn = []
     for number, bar in enumerate(bars):
         middle = (number + 0.5) * step
-        height = _share(bar.size, most) * room
+        height = _bar_fraction(bar.size, most) * room
         top = _HEIGHT - _FOOT - height
         drawn.append(
             f'<rect class="bar" x="{middle - wide / 2:.1f}" y="{top:.1f}" width="{wide:.1f}" '
             f'height="{height:.1f}" rx="2">'
-            f"<title>{plain(f'{bar.label}: {bar.words}')}</title></rect>"
-            f'<text class="below" x="{middle:.1f}" y="{_HEIGHT - _FOOT + 16}">{plain(bar.label)}</text>'
+            f"<title>{escape_text(f'{bar.label}: {bar.words}')}</title></rect>"
+            f'<text class="below" x="{middle:.1f}" y="{_HEIGHT - _FOOT + 16}">{escape_text(bar.label)}</text>'
         )
-    return _picture(name, title, bars, _HEIGHT, drawn)
+    return _make_svg(name, title, bars, _HEIGHT, drawn)
 
 
-def shortened(label: str) -> str:
+def shorten_label(label: str) -> str:
     """A name that fits before a bar; of a path its end tells more than its beginning."""
     if len(label) <= _LABEL_CHARACTERS:
         return label
     return f"…{label[1 - _LABEL_CHARACTERS :]}"
 
 
-def plain(text: str) -> str:
+def escape_text(text: str) -> str:
     """A text inside of a page: every character visible, none of them markup."""
-    return escape(visible(text))
+    return escape(escape_unprintable(text))
 
 
-def _share(size: float, most: float) -> float:
+def _bar_fraction(size: float, most: float) -> float:
     """The part of the room a bar takes; anything at all can be seen."""
     return max(size / most, 0.004) if size > 0 else 0.0
 
 
-def _picture(name: str, title: str, bars: Sequence[Bar], height: int, drawn: list[str]) -> str:
-    said = "; ".join(f"{bar.label}: {bar.words}" for bar in bars[:_TOLD])
-    more = f"; and {len(bars) - _TOLD} more" if len(bars) > _TOLD else ""
+def _make_svg(name: str, title: str, bars: Sequence[Bar], height: int, drawn: list[str]) -> str:
+    said = "; ".join(f"{bar.label}: {bar.words}" for bar in bars[:_MAX_DESCRIBED_BARS])
+    more = (
+        f"; and {len(bars) - _MAX_DESCRIBED_BARS} more" if len(bars) > _MAX_DESCRIBED_BARS else ""
+    )
     return (
         f'<svg role="img" aria-labelledby="{name}-title {name}-words" viewBox="0 0 {_WIDTH} {max(height, 1)}">'
-        f'<title id="{name}-title">{plain(title)}</title><desc id="{name}-words">{plain(said + more)}</desc>'
+        f'<title id="{name}-title">{escape_text(title)}</title>'
+        f'<desc id="{name}-words">{escape_text(said + more)}</desc>'
         f"{''.join(drawn)}</svg>"
     )

@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.preparation.units import MOST_SAMPLES, first_words
+from batchloom.preparation.units import MAX_SAMPLES, format_snippet
 
 # Sources, reasons, pairs and languages that are listed; of the others their number is told.
-MOST_ROWS = 50
+MAX_ROWS = 50
 # More groups of sources than this would make a table of pairs that nobody reads.
-_MOST_GROUPS = 200
+_MAX_GROUPS = 200
 
 
 class DuplicateExample(msgspec.Struct, frozen=True):
@@ -39,14 +39,14 @@ class DuplicatePair(msgspec.Struct, frozen=True, kw_only=True):
     examples: tuple[DuplicateExample, ...] = ()
 
 
-class Rest(msgspec.Struct, frozen=True):
+class OmittedRows(msgspec.Struct, frozen=True):
     """What a list leaves out to stay short: how many rows, and the documents of these."""
 
     rows: int = 0
     documents: int = 0
 
 
-def source_groups(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int], list[str]]:
+def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int], list[str]]:
     """The group of each source, and the groups' names, so that a table of pairs stays readable.
 
     Up to 200 sources are each a group of its own; of more, those of one folder, else of one input.
@@ -57,13 +57,13 @@ def source_groups(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int
     """
     for called in (list(names), [name.rpartition("/")[0] or name for name in names], list(inputs)):
         groups = {name: number for number, name in enumerate(dict.fromkeys(called))}
-        if len(groups) <= _MOST_GROUPS:
+        if len(groups) <= _MAX_GROUPS:
             return [groups[name] for name in called], list(groups)
     return [0] * len(names), ["all inputs"]
 
 
 @final
-class PairTally:
+class DuplicatePairCounter:
     """Counts documents that were left out as duplicates, by the group they were in and the group that has them.
 
     Args:
@@ -81,19 +81,19 @@ class PairTally:
         pairs = dropped.astype(np.int64) * size + kept
         self._counts += np.bincount(pairs, minlength=size * size).reshape(size, size)
 
-    def wants(self, dropped: int, kept: int) -> bool:
+    def needs_example(self, dropped: int, kept: int) -> bool:
         """Whether another example of a pair of groups would be kept."""
-        return len(self._examples.get((dropped, kept), ())) < MOST_SAMPLES
+        return len(self._examples.get((dropped, kept), ())) < MAX_SAMPLES
 
     def example(self, dropped: int, kept: int, example: DuplicateExample) -> None:
         """Keep an example, if there is room; told in input order, the first stay."""
-        if self.wants(dropped, kept):
+        if self.needs_example(dropped, kept):
             one = DuplicateExample(
-                example.dropped_record, example.kept_record, first_words(example.words)
+                example.dropped_record, example.kept_record, format_snippet(example.words)
             )
             self._examples.setdefault((dropped, kept), []).append(one)
 
-    def pairs(self) -> tuple[list[DuplicatePair], Rest]:
+    def pairs(self) -> tuple[list[DuplicatePair], OmittedRows]:
         """The pairs with most documents, largest first, and what is said of the others."""
         flat = self._counts.ravel()
         found = np.flatnonzero(flat)
@@ -106,7 +106,7 @@ class PairTally:
                 count=int(flat[one]),
                 examples=tuple(self._examples.get((one // size, one % size), ())),
             )
-            for one in order[:MOST_ROWS].tolist()
+            for one in order[:MAX_ROWS].tolist()
         ]
-        left = order[MOST_ROWS:]
-        return listed, Rest(len(left), int(flat[left].sum()))
+        left = order[MAX_ROWS:]
+        return listed, OmittedRows(len(left), int(flat[left].sum()))

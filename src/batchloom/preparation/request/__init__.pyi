@@ -1,24 +1,27 @@
-from .append_checks import refuse_other_kind as refuse_other_kind, refuse_unlike as refuse_unlike
-from .inputs import (
-    Given as Given,
-    as_given as as_given,
-    list_inputs as list_inputs,
-    name_of as name_of,
-    read_inputs as read_inputs,
+from .append_checks import (
+    check_same_preferences as check_same_preferences,
+    check_same_recipe as check_same_recipe,
 )
-from .manifest_inputs import refuse_manifests as refuse_manifests
+from .inputs import (
+    InputArgument as InputArgument,
+    as_input_tuple as as_input_tuple,
+    input_name as input_name,
+    list_inputs as list_inputs,
+    resolve_inputs as resolve_inputs,
+)
+from .manifest_inputs import check_no_manifests as check_no_manifests
 from .recipe_choice import (
-    Chosen as Chosen,
-    RecipePlace as RecipePlace,
-    choose_appended as choose_appended,
-    choose_recipe as choose_recipe,
-    same_as as same_as,
-    usual_dedup as usual_dedup,
+    PrepareRequest as PrepareRequest,
+    RecipeReference as RecipeReference,
+    default_dedup as default_dedup,
+    describe_remade_store as describe_remade_store,
+    make_append_request as make_append_request,
+    make_request as make_request,
 )
 from .recipe_file import (
     SETTINGS as SETTINGS,
-    printable_settings as printable_settings,
+    format_recipe as format_recipe,
     recipe_settings as recipe_settings,
-    recipe_text as recipe_text,
+    recipe_settings_for_report as recipe_settings_for_report,
 )
-from .recipe_of_store import inputs_lay as inputs_lay
+from .recipe_of_store import describe_input_locations as describe_input_locations

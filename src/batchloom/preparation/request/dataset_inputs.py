@@ -6,31 +6,36 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from batchloom.core.addresses import STANDARD_INPUT, is_url, local_path, shown as address
+from batchloom.core.addresses import (
+    STANDARD_INPUT,
+    is_url,
+    redact_url as address,
+    strip_file_scheme,
+)
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
-from batchloom.core.settings import raise_problems, shown
-from batchloom.core.synthetic_data import NAMES as SYNTHETIC_NAMES
-from batchloom.media import Sampling
-from batchloom.preparation.request.manifest_inputs import is_manifest
+from batchloom.core.settings import quote_value, raise_problems
+from batchloom.core.synthetic_data import SYNTHETIC_NAMES
+from batchloom.media import FrameSampling
+from batchloom.preparation.request.manifest_inputs import is_manifest_path
 from batchloom.preparation.settings import (
-    FORM_OF,
-    MULTIMODAL,
+    FORM_BY_FORMAT,
+    MULTIMODAL_TYPES,
+    ConfigLocation,
     DatasetConfig,
     DatasetEntry,
     DatasetType,
     SourceRecipe,
-    Written,
 )
-from batchloom.sources import fixed_part, hub_name, not_found
-from batchloom.sources.files import LinkBounds, find_hub_name, is_inside, preset
+from batchloom.sources import describe_missing_input, parse_hub_name, strip_wildcard_part
+from batchloom.sources.files import LinkBounds, find_hub_name, find_preset, is_inside
 
 _PRESET = "fineweb-edu"
-_OF_PROCESSORS = ("max_pixels", "min_pixels", "kwargs", "extra_kwargs")
-_SHOWN = 5
+_PROCESSOR_SETTINGS = ("max_pixels", "min_pixels", "kwargs", "extra_kwargs")
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Expanded:
+class ExpandedInputs:
     """What inputs come to when every manifest is followed.
 
     Attributes:
@@ -50,11 +55,11 @@ class Expanded:
     notes: tuple[str, ...]
     multimodal: str = ""
     processor: str | None = None
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: FrameSampling = field(default_factory=FrameSampling)
     follow_links: bool = False
 
 
-def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
+def expand_inputs(given: Sequence[str | DatasetConfig]) -> ExpandedInputs:
     """Inputs in order, each manifest and DatasetConfig replaced by the data sets it names.
 
     Raises:
@@ -69,22 +74,22 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
     multimodal: list[tuple[str, DatasetConfig]] = []
     follow_links = False
     for one in given:
-        if isinstance(one, str) and not is_manifest(one):
+        if isinstance(one, str) and not is_manifest_path(one):
             inputs.append(one)
             sources.append(SourceRecipe())
             continue
-        config = DatasetConfig.load(local_path(one)) if isinstance(one, str) else one
+        config = DatasetConfig.load(strip_file_scheme(one)) if isinstance(one, str) else one
         notes += config.notes
         follow_links |= config.follow_links
         if config.tokenizer is not None:
             named.setdefault(config.tokenizer, str(config.written.file or "a DatasetConfig"))
-        located = _located(config)
+        located = _locate_config(config)
         for place, source, kind in located:
             inputs.append(place)
             sources.append(source)
-            if kind in MULTIMODAL:
+            if kind in MULTIMODAL_TYPES:
                 multimodal.append((f"{source.place}: {kind!r}", config))
-        if config.videos and not any(kind in MULTIMODAL for *_, kind in located):
+        if config.videos and not any(kind in MULTIMODAL_TYPES for *_, kind in located):
             said_by = config.written.file or "A DatasetConfig"
             notes.append(f"{said_by}: not used for texts: {', '.join(config.videos)}.")
     if len(named) > 1:
@@ -94,21 +99,21 @@ def expand(given: Sequence[str | DatasetConfig]) -> Expanded:
             "--tokenizer."
         )
     for where, config in multimodal:
-        _refuse_settings(where, config)
+        _check_processor_settings(where, config)
     processors = [name for _, config in multimodal if (name := config.tokenizer) is not None]
-    return Expanded(
+    return ExpandedInputs(
         tuple(inputs),
         tuple(sources),
         next(iter(named), None),
         tuple(notes),
         next((where for where, _ in multimodal), ""),
         next(iter(processors), None),
-        _one_sampling(multimodal),
+        _merge_sampling(multimodal),
         follow_links,
     )
 
 
-def _one_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> Sampling:
+def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSampling:
     """Which frames are seen of the videos of all data sets.
 
     Raises:
@@ -116,7 +121,7 @@ def _one_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> Sampling:
     """
     said = [(where, config) for where, config in multimodal if config.videos]
     if not said:
-        return Sampling()
+        return FrameSampling()
     where, first = said[0]
     for other, config in said[1:]:
         if config.sampling != first.sampling:
@@ -127,25 +132,28 @@ def _one_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> Sampling:
     return first.sampling
 
 
-def _refuse_settings(where: str, config: DatasetConfig) -> None:
+def _check_processor_settings(where: str, config: DatasetConfig) -> None:
     """Refuse settings of a processor, which would not be those that its files hold.
 
     Raises:
         SettingsError: names each.
     """
     said = config.processor_config
-    given = [name for name in _OF_PROCESSORS if said is not None and getattr(said, name)]
+    given = [name for name in _PROCESSOR_SETTINGS if said is not None and getattr(said, name)]
     raise_problems(
         [
             f"{where} is read by the processor as its files say, and processor_config.{name} is "
-            f"{shown(getattr(said, name))}: write it into {config.tokenizer}/preprocessor_config.json, and leave it "
+            f"{quote_value(getattr(said, name))}: write it into {config.tokenizer}/preprocessor_config.json, and "
+            f"leave it "
             "out here"
             for name in given
         ]
     )
 
 
-def located(entries: Sequence[DatasetEntry], written: Written) -> list[tuple[str, SourceRecipe]]:
+def locate_inputs(
+    entries: Sequence[DatasetEntry], written: ConfigLocation
+) -> list[tuple[str, SourceRecipe]]:
     """The inputs of a recipe file: where each lies, and what is said of it.
 
     Raises:
@@ -157,29 +165,36 @@ def located(entries: Sequence[DatasetEntry], written: Written) -> list[tuple[str
             f"{written.where('')}inputs[{number}].type: {entry.type!r} goes with no recipe; leave it out, and write "
             "media: {processor: FOLDER}"
             for number, entry in enumerate(entries)
-            if entry.type in MULTIMODAL
+            if entry.type in MULTIMODAL_TYPES
         ]
     )
     named = ((f"inputs[{number}]", entry, written) for number, entry in enumerate(entries))
-    return [(place, source) for place, source, _ in _found(named, _Places(written), "text")]
+    return [
+        (place, source)
+        for place, source, _ in _locate_entries(named, _DatasetLocator(written), "text")
+    ]
 
 
-def _located(config: DatasetConfig) -> list[tuple[str, SourceRecipe, DatasetType]]:
+def _locate_config(config: DatasetConfig) -> list[tuple[str, SourceRecipe, DatasetType]]:
     """The data sets of a config: where each lies, what is said of it, and its type."""
-    return _found(_entries(config), _Places(config.written), config.dataset_type)
+    return _locate_entries(
+        _iter_entries(config), _DatasetLocator(config.written), config.dataset_type
+    )
 
 
-def _found(
-    entries: Iterable[tuple[str, DatasetEntry, Written]], places: "_Places", usual: DatasetType
+def _locate_entries(
+    entries: Iterable[tuple[str, DatasetEntry, ConfigLocation]],
+    places: "_DatasetLocator",
+    usual: DatasetType,
 ) -> list[tuple[str, SourceRecipe, DatasetType]]:
     found = []
     for name, entry, written in entries:
         if written != places.written:
             places.raise_missing()
-            places = _Places(written)
+            places = _DatasetLocator(written)
         kind = entry.type or usual
         plain = kind == "fineweb_edu" and not entry.mapping and entry.text_field is None
-        form = FORM_OF[entry.data_type] if entry.data_type else None
+        form = FORM_BY_FORMAT[entry.data_type] if entry.data_type else None
         source = SourceRecipe(
             text_field="text" if plain else entry.text_field,
             mapping=entry.mapping,
@@ -194,7 +209,7 @@ def _found(
     return found
 
 
-def _entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Written]]:
+def _iter_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, ConfigLocation]]:
     """Each data set with its name in the file and where that was written."""
     form = None if config.dataset_format == "yaml" else config.dataset_format
     if config.dataset_path is None and config.datasets is None:
@@ -207,18 +222,18 @@ def _entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Written
                 else entry.model_copy(update={"data_type": form})
             )
             yield f"datasets[{number}]", said, config.written
-    elif config.dataset_format == "yaml" or is_manifest(config.dataset_path):
-        yield from _list_in_file(config)
+    elif config.dataset_format == "yaml" or is_manifest_path(config.dataset_path):
+        yield from _iter_file_entries(config)
     else:
         name = "dataset_path" if config.written.has_block else "sft_dataset_name"
         entry = DatasetEntry(path=str(config.dataset_path), data_type=form)
         yield name, entry, config.written
 
 
-def _list_in_file(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Written]]:
+def _iter_file_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, ConfigLocation]]:
     """The data sets of the file that a block names."""
     written = config.written
-    places = _Places(written, lists=True)
+    places = _DatasetLocator(written, lists=True)
     place = f"{written.file}, {written.block}dataset_path" if written.file else "dataset_path"
     path = places.find(DatasetEntry(path=str(config.dataset_path)), place)
     places.raise_missing()
@@ -234,10 +249,10 @@ def _list_in_file(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Wr
 
 @final
 @dataclass
-class _Places:
+class _DatasetLocator:
     """Finds where data sets lie, seen from the file they are written in."""
 
-    written: Written
+    written: ConfigLocation
     lists: bool = False
     missing: list[tuple[str, str]] = field(default_factory=list)
     far: bool = False
@@ -252,21 +267,23 @@ class _Places:
                 f"{place}: '-' is standard input, which is no data set of a manifest; give it beside the manifest."
             )
         if is_url(entry.path) or is_url(entry.data_folder or ""):
-            return _hub_only(entry, self._url(entry, place), place)
+            return _check_hub_settings(entry, self._url(entry, place), place)
         path = self._path(entry, place)
         if os.path.lexists(path):
-            if is_manifest(path) and entry.data_type is None and not self.lists:
+            if is_manifest_path(path) and entry.data_type is None and not self.lists:
                 raise InputError(
                     f"{place}: {path} is a manifest by its name, and a list holds no lists; write its data sets here."
                 )
-            return _split_of(entry, path, place)
-        if self._may_be_far(entry):
-            return _of_hub(entry, place)
+            return _split_path(entry, path, place)
+        if self._may_be_remote(entry):
+            return _format_hub_name(entry, place)
         if self.written.recipe and entry.path.partition(":")[0] in SYNTHETIC_NAMES:
             return entry.path
-        if not (glob.has_magic(path) and os.path.isdir(fixed_part(path))):  # noqa: PTH112
+        if not (glob.has_magic(path) and os.path.isdir(strip_wildcard_part(path))):  # noqa: PTH112
             self.missing.append((place, path))
-            self.far = self.far or (not entry.data_folder and hub_name(entry.path) is not None)
+            self.far = self.far or (
+                not entry.data_folder and parse_hub_name(entry.path) is not None
+            )
         return path
 
     def raise_missing(self) -> None:
@@ -278,31 +295,31 @@ class _Places:
         if not self.missing:
             return
         (place, path), *others = self.missing
-        told = ", ".join(f"{other} ({where})" for where, other in others[:_SHOWN])
+        told = ", ".join(f"{other} ({where})" for where, other in others[:_MAX_LISTED])
         told = f"; missing too: {told}" if told else ""
-        more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
-        sentence = f"{not_found(path).rstrip('.')}{told}{more}"
+        more = f" and {len(others) - _MAX_LISTED:,} more" if len(others) > _MAX_LISTED else ""
+        sentence = f"{describe_missing_input(path).rstrip('.')}{told}{more}"
         end = "" if sentence.endswith("?") else "."
         raise InputMissingError(f"{place}: {sentence}{end}{self._hint()}")
 
     def _hint(self) -> str:
         """Where what is missing may be, where that can be told; with a space before it."""
-        if self._elsewhere():
+        if self._exists_from_current_folder():
             return " Relative paths begin at the folder of the file that names them."
         return " A data set of the Hub has data_type: hf_dataset, or none." if self.far else ""
 
-    def _elsewhere(self) -> bool:
+    def _exists_from_current_folder(self) -> bool:
         """Whether what is missing is there, seen from the current folder."""
         folder = str(self.written.file.parent) if self.written.file else "."
         return folder != "." and any(
             os.path.lexists(os.path.relpath(path, folder)) for _, path in self.missing
         )
 
-    def _may_be_far(self, entry: DatasetEntry) -> bool:
+    def _may_be_remote(self, entry: DatasetEntry) -> bool:
         if entry.data_folder or entry.data_type not in (None, "hf_dataset"):
             return False
         if entry.data_type or entry.config or entry.split or entry.revision:
-            return hub_name(entry.path) is not None
+            return parse_hub_name(entry.path) is not None
         folder = "" if self.written.file is None else str(self.written.file.parent)
         return find_hub_name(entry.path, folder) is not None
 
@@ -312,14 +329,18 @@ class _Places:
             return entry.path
         inside = entry.path.removeprefix(f"{folder}/")
         if is_url(inside) or os.path.isabs(inside) or ".." in inside.split("/"):  # noqa: PTH117
-            raise _left(place, address(entry.path), f"its data_folder {address(folder)}")
-        return f"{folder}/{inside}" if is_url(folder) else self._mixed(entry, place)
+            raise _outside_folder_error(
+                place, address(entry.path), f"its data_folder {address(folder)}"
+            )
+        return f"{folder}/{inside}" if is_url(folder) else self._raise_mixed_paths(entry, place)
 
-    def _mixed(self, entry: DatasetEntry, place: str) -> str:
-        raise _left(place, address(entry.path), f"its data_folder {entry.data_folder}")
+    def _raise_mixed_paths(self, entry: DatasetEntry, place: str) -> str:
+        raise _outside_folder_error(
+            place, address(entry.path), f"its data_folder {entry.data_folder}"
+        )
 
     @property
-    def _stays(self) -> bool:
+    def _is_confined(self) -> bool:
         """Whether relative paths stay below the folder of the file."""
         return self.written.file is not None and not self.written.recipe
 
@@ -327,18 +348,18 @@ class _Places:
         """The path of a data set of this machine."""
         here = "" if self.written.file is None else str(self.written.file.parent)
         # What is written out in full may lie anywhere; what is relative stays below where it begins.
-        folder = os.path.expanduser(local_path(entry.data_folder or ""))  # noqa: PTH111
+        folder = os.path.expanduser(strip_file_scheme(entry.data_folder or ""))  # noqa: PTH111
         if folder and not os.path.isabs(folder):  # noqa: PTH117
             full = os.path.join(here, folder)  # noqa: PTH118
-            if self._stays:
+            if self._is_confined:
                 self._stay(full, here, place, entry.data_folder or "", "the folder of the manifest")
             folder = full
-        path = os.path.expanduser(local_path(entry.path))  # noqa: PTH111
+        path = os.path.expanduser(strip_file_scheme(entry.path))  # noqa: PTH111
         root = folder or here
         full = os.path.normpath(os.path.join(root, path))  # noqa: PTH118
         if folder:
             self._stay(full, root, place, entry.path, f"its data_folder {entry.data_folder}")
-        elif not os.path.isabs(path) and self._stays:  # noqa: PTH117
+        elif not os.path.isabs(path) and self._is_confined:  # noqa: PTH117
             self._stay(full, root, place, entry.path, "the folder of the manifest")
         return full
 
@@ -346,27 +367,28 @@ class _Places:
         """Refuse a path that is not below a folder, by its parts or by where a link leads."""
         plain, begin = os.path.abspath(full), os.path.abspath(root or ".")  # noqa: PTH100
         if not is_inside(plain, begin):
-            raise _left(place, given, what)
-        top, real = self._links.resolve(begin), self._links.resolve(fixed_part(plain))
+            raise _outside_folder_error(place, given, what)
+        top, real = self._links.resolve(begin), self._links.resolve(strip_wildcard_part(plain))
         if not is_inside(real, top):
-            raise _left(place, given, f"{what}, through a symbolic link to {real}")
+            raise _outside_folder_error(place, given, f"{what}, through a symbolic link to {real}")
 
 
-def _left(place: str, given: str, what: str) -> InputError:
+def _outside_folder_error(place: str, given: str, what: str) -> InputError:
     return InputError(
-        f"{place}: {shown(given)} lies outside of {what}; put the data there, or write the path out in full, from "
+        f"{place}: {quote_value(given)} lies outside of {what}; put the data there, or write the path out in full, "
+        f"from "
         "its / on, without data_folder."
     )
 
 
-def _of_hub(entry: DatasetEntry, place: str) -> str:
+def _format_hub_name(entry: DatasetEntry, place: str) -> str:
     """The name of a data set of the Hub, with what is said beside its path."""
-    name = hub_name(entry.path)
+    name = parse_hub_name(entry.path)
     if name is None:
         raise AssertionError("only names of the Hub come here")
     for word in ("config", "split", "revision"):
         said, beside = getattr(name, word), getattr(entry, word)
-        if said and beside and said != beside and preset(entry.path) is None:
+        if said and beside and said != beside and find_preset(entry.path) is None:
             raise SettingsError(
                 [
                     f"{place}.{word}: {beside!r} and path {entry.path!r} contradict each other; say it once"
@@ -384,7 +406,7 @@ def _of_hub(entry: DatasetEntry, place: str) -> str:
     return f"{name.repo}{config}{split}{revision}"
 
 
-def _hub_only(entry: DatasetEntry, path: str, place: str) -> str:
+def _check_hub_settings(entry: DatasetEntry, path: str, place: str) -> str:
     for word in ("split", "config", "revision"):
         if getattr(entry, word):
             raise SettingsError(
@@ -395,9 +417,9 @@ def _hub_only(entry: DatasetEntry, path: str, place: str) -> str:
     return path
 
 
-def _split_of(entry: DatasetEntry, path: str, place: str) -> str:
+def _split_path(entry: DatasetEntry, path: str, place: str) -> str:
     """A saved data set's split is a folder in it; other files have none."""
     inside = f"{path}/{entry.split}"
     if entry.split and "/" not in entry.split and os.path.isdir(inside):  # noqa: PTH112
-        return _hub_only(entry.model_copy(update={"split": None}), inside, place)
-    return _hub_only(entry, path, place)
+        return _check_hub_settings(entry.model_copy(update={"split": None}), inside, place)
+    return _check_hub_settings(entry, path, place)

@@ -7,31 +7,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from batchloom.core.addresses import shown
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError
-from batchloom.media import Sampling
-from batchloom.preparation.request.manifest_inputs import is_manifest
+from batchloom.media import FrameSampling
+from batchloom.preparation.request.manifest_inputs import is_manifest_path
 from batchloom.preparation.settings import (
     MediaRecipe,
     ReadRecipe,
     Recipe,
     SourceRecipe,
-    make_inputs,
+    as_recipe_inputs,
 )
-from batchloom.sources import Listing, list_sources
-from batchloom.sources.files import Seen, Spool
+from batchloom.sources import SourceListing, list_sources
+from batchloom.sources.files import DetectedFile, Spool
 
 if TYPE_CHECKING:
     from batchloom.preparation.settings import DatasetConfig
 
 # A string within: DatasetConfig's module is loaded only where there is one.
-Given: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
+InputArgument: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
 
-_TOKENIZER = "gpt2"
+_DEFAULT_TOKENIZER = "gpt2"
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class ResolvedInputs:
     """The part of a recipe that inputs decide.
 
     Attributes:
@@ -51,9 +51,9 @@ class Inputs:
     follow_links: bool = False
 
 
-def read_inputs(
-    inputs: Given | Sequence[Given], reading: ReadRecipe, tokenizer: str | None
-) -> Inputs:
+def resolve_inputs(
+    inputs: InputArgument | Sequence[InputArgument], reading: ReadRecipe, tokenizer: str | None
+) -> ResolvedInputs:
     """The inputs of a recipe.
 
     Args:
@@ -67,13 +67,14 @@ def read_inputs(
         InputError: a manifest cannot be read, names what lies outside of its folder, or has images or sounds read
             without a processor.
     """
-    given = as_given(inputs)
-    if not any(is_config(one) or is_manifest(one) for one in given):
-        return Inputs(given, (), reading, _usual(reading) if tokenizer is None else tokenizer)  # type: ignore[arg-type]
+    given = as_input_tuple(inputs)
+    if not any(is_dataset_config(one) or is_manifest_path(one) for one in given):
+        tokenizer = _default_tokenizer(reading) if tokenizer is None else tokenizer
+        return ResolvedInputs(given, (), reading, tokenizer)  # type: ignore[arg-type]
     # pydantic takes its time to import.
-    from batchloom.preparation.request.dataset_inputs import expand  # noqa: PLC0415
+    from batchloom.preparation.request.dataset_inputs import expand_inputs  # noqa: PLC0415
 
-    found = expand(given)
+    found = expand_inputs(given)
     if found.multimodal and reading.media is None:
         if found.processor is None:
             raise InputError(
@@ -81,26 +82,28 @@ def read_inputs(
                 "processor_config: {processor_name: FOLDER}, or give --processor."
             )
         reading = replace(reading, media=MediaRecipe(processor=found.processor))
-    if reading.media is not None and reading.media.sampling == Sampling():
+    if reading.media is not None and reading.media.sampling == FrameSampling():
         reading = replace(reading, media=replace(reading.media, sampling=found.sampling))
-    chosen = tokenizer if tokenizer is not None else found.tokenizer or _usual(reading)
-    said = lifted(found.sources, reading)
-    return Inputs(found.inputs, *said, chosen, found.notes, found.follow_links)
+    chosen = tokenizer if tokenizer is not None else found.tokenizer or _default_tokenizer(reading)
+    said = hoist_common_settings(found.sources, reading)
+    return ResolvedInputs(found.inputs, *said, chosen, found.notes, found.follow_links)
 
 
-def _usual(reading: ReadRecipe) -> str:
+def _default_tokenizer(reading: ReadRecipe) -> str:
     """The tokenizer where nobody names one: what lies beside a processor, which knows its tokens."""
-    return _TOKENIZER if reading.media is None else reading.media.processor
+    return _DEFAULT_TOKENIZER if reading.media is None else reading.media.processor
 
 
-def as_given(inputs: Given | Sequence[Given]) -> "tuple[str | DatasetConfig, ...]":
+def as_input_tuple(
+    inputs: InputArgument | Sequence[InputArgument],
+) -> "tuple[str | DatasetConfig, ...]":
     """One input or several as several, paths as strings."""
-    return (inputs,) if is_config(inputs) else make_inputs(inputs)  # type: ignore[arg-type,return-value]
+    return (inputs,) if is_dataset_config(inputs) else as_recipe_inputs(inputs)  # type: ignore[arg-type,return-value]
 
 
-def name_of(one: "str | DatasetConfig") -> str:
+def input_name(one: "str | DatasetConfig") -> str:
     """An input as a command line names it, URLs without credentials; empty for a config of no file."""
-    return shown(one) if isinstance(one, str) else str(one.written.file or "")
+    return redact_url(one) if isinstance(one, str) else str(one.written.file or "")
 
 
 def list_inputs(
@@ -109,8 +112,8 @@ def list_inputs(
     *,
     exclude: Path | None = None,
     streaming: bool | None = None,
-    seen: Mapping[str, Seen] | None = None,
-) -> Listing:
+    seen: Mapping[str, DetectedFile] | None = None,
+) -> SourceListing:
     """The files behind the inputs of a recipe; see :func:`list_sources`.
 
     Raises:
@@ -137,13 +140,13 @@ def list_inputs(
     return listing
 
 
-def is_config(value: object) -> bool:
+def is_dataset_config(value: object) -> bool:
     """Whether a value is a DatasetConfig; there is none where its module is not loaded."""
     module = sys.modules.get("batchloom.preparation.settings.dataset_config")
     return module is not None and isinstance(value, module.DatasetConfig)
 
 
-def lifted(
+def hoist_common_settings(
     sources: tuple[SourceRecipe, ...], reading: ReadRecipe
 ) -> tuple[tuple[SourceRecipe, ...], ReadRecipe]:
     """What is said of every input alike as what is said of all, so that both give one recipe."""

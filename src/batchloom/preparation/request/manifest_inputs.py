@@ -4,29 +4,33 @@ import glob
 import os
 from collections.abc import Sequence
 
-from batchloom.core.addresses import is_far
+from batchloom.core.addresses import is_url_or_stdin
 from batchloom.core.errors import InputError
 
-_ENDINGS = (".yaml", ".yml")
+_MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
-def is_manifest(value: object) -> bool:
+def is_manifest_path(value: object) -> bool:
     """Whether an input is named as a YAML manifest: files of that name in folders are not."""
-    if not isinstance(value, str) or not value.lower().endswith(_ENDINGS) or is_far(value):
+    if (
+        not isinstance(value, str)
+        or not value.lower().endswith(_MANIFEST_SUFFIXES)
+        or is_url_or_stdin(value)
+    ):
         return False
     if glob.has_magic(value) and not os.path.lexists(value):
         return False
     return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
 
 
-def refuse_manifests(given: Sequence[str], what: str) -> None:
+def check_no_manifests(given: Sequence[str], what: str) -> None:
     """Refuse manifests where the files they list are wanted.
 
     Raises:
         InputError: names the first.
     """
     for one in given:
-        if is_manifest(one):
+        if is_manifest_path(one):
             raise InputError(
                 f"{one} is a manifest by its name, which {what} does not read; name the files it lists, or look at it "
                 "with batchloom doctor."

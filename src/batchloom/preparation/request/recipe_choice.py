@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.settings import raise_problems, shown
-from batchloom.preparation.request.append_checks import refuse_without_recipe
-from batchloom.preparation.request.inputs import Given, Inputs, as_given, lifted, read_inputs
-from batchloom.preparation.request.recipe_file import Stated, read_recipe_file, state_recipe
-from batchloom.preparation.request.recipe_of_store import is_store, read_store_recipe
+from batchloom.core.settings import quote_value, raise_problems
+from batchloom.preparation.request.append_checks import check_base_has_recipe
+from batchloom.preparation.request.inputs import (
+    InputArgument,
+    ResolvedInputs,
+    as_input_tuple,
+    hoist_common_settings,
+    resolve_inputs,
+)
+from batchloom.preparation.request.recipe_file import RawRecipe, read_recipe_file, to_raw_recipe
+from batchloom.preparation.request.recipe_of_store import is_store_path, read_store_recipe
 from batchloom.preparation.settings import (
     ChatRecipe,
     DedupRecipe,
@@ -20,38 +26,43 @@ from batchloom.preparation.settings import (
     ReadRecipe,
     Recipe,
     SourceRecipe,
-    dedup_of,
-    fim_of,
-    is_path,
-    media_of,
-    media_settings,
+    coerce_token_count,
+    is_valid_path,
+    media_to_settings,
+    parse_clean_steps,
+    parse_dedup,
+    parse_fim,
+    parse_media,
     parse_names,
-    steps_of,
-    tokens_of,
 )
-from batchloom.sources import input_labels
+from batchloom.sources import make_input_labels
 from batchloom.store import MANIFEST_NAME, read_manifest
 from batchloom.store.format import split_checksum
 
-RecipePlace = Recipe | str | os.PathLike[str]
+RecipeReference = Recipe | str | os.PathLike[str]
 
-_SHORT = {
+_SHORT_FORMS = {
     "ignore": parse_names,
-    "clean": steps_of,
-    "fim": fim_of,
-    "media": media_of,
-    "dedup": dedup_of,
-    "tokens_per_shard": tokens_of,
+    "clean": parse_clean_steps,
+    "fim": parse_fim,
+    "media": parse_media,
+    "dedup": parse_dedup,
+    "tokens_per_shard": coerce_token_count,
 }
-_COLUMNS = ("text_field", "mapping")
-_READING = tuple(field.name for field in fields(ReadRecipe))
+_COLUMN_SETTINGS = ("text_field", "mapping")
+_READING_SETTINGS = tuple(field.name for field in fields(ReadRecipe))
 # Documents that are lines or paragraphs repeat without being copies (docs/decisions/0012-dedup.md).
-_REPEATING = {"line": "lines", "paragraph": "paragraphs", "\n": "lines", "\n\n": "paragraphs"}
-_CHAT = tuple(field.name for field in fields(ChatRecipe))
+_SPLIT_DEDUP_MODES = {
+    "line": "lines",
+    "paragraph": "paragraphs",
+    "\n": "lines",
+    "\n\n": "paragraphs",
+}
+_CHAT_SETTINGS = tuple(field.name for field in fields(ChatRecipe))
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class PrepareRequest:
     """A job as it was asked for.
 
     Attributes:
@@ -72,12 +83,12 @@ class Chosen:
     partial: str = ""
 
     @property
-    def announced(self) -> tuple[str, ...]:
+    def initial_notes(self) -> tuple[str, ...]:
         """All that is told before work begins."""
         return (*self.notes, *filter(None, [self.usual]))
 
     @property
-    def kept_note(self) -> str:
+    def tokenizer_note(self) -> str:
         """What a file with this recipe does not hold; empty where it holds all."""
         if self.kept is None:
             return ""
@@ -100,14 +111,14 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
         InputError: it is no recipe, or cannot be read.
         StoreError: the store is missing or damaged.
     """
-    return choose_recipe(None, {}, path).recipe
+    return make_request(None, {}, path).recipe
 
 
-def choose_recipe(
-    inputs: Given | Sequence[Given] | None,
+def make_request(
+    inputs: InputArgument | Sequence[InputArgument] | None,
     options: Mapping[str, Any],
-    recipe: RecipePlace | None,
-) -> Chosen:
+    recipe: RecipeReference | None,
+) -> PrepareRequest:
     """The job that a recipe, and the inputs and options said over it, come to.
 
     Args:
@@ -120,62 +131,62 @@ def choose_recipe(
         SettingsError: everything that is wrong with the settings; those of a file with its name.
         InputMissingError, InputError, RecordError, StoreError: see :func:`read_recipe`.
     """
-    return _choose(inputs, options, recipe, by_label=False)
+    return _make_request(inputs, options, recipe, by_label=False)
 
 
-def choose_appended(
-    inputs: Given | Sequence[Given] | None,
+def make_append_request(
+    inputs: InputArgument | Sequence[InputArgument] | None,
     options: Mapping[str, Any],
-    recipe: RecipePlace | None,
+    recipe: RecipeReference | None,
     out: object,
-) -> Chosen:
+) -> PrepareRequest:
     """The job that appends to a store: by the recipe of its newest generation, where no other is named.
 
     What that says of each of its inputs is said of those alone that are given again.
 
     Args:
         inputs: in place of the recipe's; None for those, of which new files are looked for.
-        options: as :func:`choose_recipe` takes them.
-        recipe: as :func:`choose_recipe` takes it; None for the store's.
+        options: as :func:`make_request` takes them.
+        recipe: as :func:`make_request` takes it; None for the store's.
         out: where the store may be; without one the job is as any other.
 
     Raises:
-        SettingsError, InputMissingError, InputError, RecordError, StoreError: see :func:`choose_recipe`.
+        SettingsError, InputMissingError, InputError, RecordError, StoreError: see :func:`make_request`.
         StoreConflictError: nothing can be appended to this store.
     """
     place = os.fspath(out) if isinstance(out, os.PathLike) else out
-    if recipe is not None or not isinstance(place, str) or not is_path(place):
-        return _choose(inputs, options, recipe, by_label=False)
+    if recipe is not None or not isinstance(place, str) or not is_valid_path(place):
+        return _make_request(inputs, options, recipe, by_label=False)
     if not (Path(place) / MANIFEST_NAME).exists():
-        return _choose(inputs, options, recipe, by_label=False)
-    refuse_without_recipe(read_manifest(Path(place)), Path(place))
-    return _choose(inputs, options, Path(place), by_label=True)
+        return _make_request(inputs, options, recipe, by_label=False)
+    check_base_has_recipe(read_manifest(Path(place)), Path(place))
+    return _make_request(inputs, options, Path(place), by_label=True)
 
 
-def _choose(
-    inputs: Given | Sequence[Given] | None,
+def _make_request(
+    inputs: InputArgument | Sequence[InputArgument] | None,
     options: Mapping[str, Any],
-    recipe: RecipePlace | None,
+    recipe: RecipeReference | None,
     *,
     by_label: bool,
-) -> Chosen:
+) -> PrepareRequest:
     given = {name: value for name, value in options.items() if value is not None}
-    said = () if inputs is None else as_given(inputs)
-    stated = _stated(recipe, {*given, *(["inputs"] if said else [])})
-    values, problems = _full(_over(stated.settings, given))
-    reading = ReadRecipe(**{name: values[name] for name in _READING if name in values})
-    found = _inputs(said, stated, reading, values.get("tokenizer"), by_label=by_label)
+    said = () if inputs is None else as_input_tuple(inputs)
+    stated = _load_raw_recipe(recipe, {*given, *(["inputs"] if said else [])})
+    values, problems = _expand_short_forms(_override_settings(stated.settings, given))
+    reading = ReadRecipe(**{name: values[name] for name in _READING_SETTINGS if name in values})
+    found = _choose_inputs(said, stated, reading, values.get("tokenizer"), by_label=by_label)
     if found.follow_links:
         values.setdefault("follow_links", True)
     chat = ChatRecipe()
     try:
-        chat = ChatRecipe(**{name: values[name] for name in _CHAT if name in values})
+        chat = ChatRecipe(**{name: values[name] for name in _CHAT_SETTINGS if name in values})
     except SettingsError as error:
         problems += error.problems
     usual = ""
     if "dedup" not in values and not any("dedup" in problem for problem in problems):
-        values["dedup"], usual = usual_dedup(reading)
-    beside = {"tokenizer", *_READING, *_CHAT}
+        values["dedup"], usual = default_dedup(reading)
+    beside = {"tokenizer", *_READING_SETTINGS, *_CHAT_SETTINGS}
     try:
         made = Recipe(
             inputs=found.inputs,
@@ -188,16 +199,16 @@ def _choose(
     except SettingsError as error:
         problems += error.problems
     over = {*given, *(["inputs"] if said else [])}
-    raise_problems([_placed(problem, stated.where, over) for problem in problems])
+    raise_problems([_locate_problem(problem, stated.where, over) for problem in problems])
     again = stated.store if not over else None
     notes = (*stated.notes, *found.notes)
-    return Chosen(made, notes, usual, stated.kept, again, "" if said else stated.partial)
+    return PrepareRequest(made, notes, usual, stated.kept, again, "" if said else stated.partial)
 
 
-def usual_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
+def default_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
     """What becomes of duplicates where nobody says: the mode, and what is told of it."""
     said: object = reading.split_on
-    pieces = _REPEATING.get(said) if isinstance(said, str) else None
+    pieces = _SPLIT_DEDUP_MODES.get(said) if isinstance(said, str) else None
     if pieces:
         told = f"Duplicates stay, for {pieces} of verse and tables repeat and mean to (--dedup exact leaves them out)."
         return DedupRecipe(mode="none"), told
@@ -207,7 +218,7 @@ def usual_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:
     )
 
 
-def same_as(out: Path, store: Path | None) -> str:
+def describe_remade_store(out: Path, store: Path | None) -> str:
     """What to say of a store that was made by the recipe of another; empty where there is none."""
     if store is None or out.resolve() == store.resolve():
         return ""
@@ -222,37 +233,41 @@ def same_as(out: Path, store: Path | None) -> str:
     )
 
 
-def _stated(recipe: RecipePlace | None, given: Collection[str]) -> Stated:
+def _load_raw_recipe(recipe: RecipeReference | None, given: Collection[str]) -> RawRecipe:
     if recipe is None:
-        return Stated({})
+        return RawRecipe({})
     if isinstance(recipe, Recipe):
-        return state_recipe(recipe)
+        return to_raw_recipe(recipe)
     place = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
-    if not is_path(place):
+    if not is_valid_path(place):
         raise SettingsError(
-            [f"recipe: {shown(place)} is no path; name a recipe file or the folder of a store"]
+            [
+                f"recipe: {quote_value(place)} is no path; name a recipe file or the folder of a store"
+            ]
         )
     path = Path(place)
-    return read_store_recipe(path, given) if is_store(path) else read_recipe_file(path)
+    return read_store_recipe(path, given) if is_store_path(path) else read_recipe_file(path)
 
 
-def _over(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _override_settings(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with others said over them: of the two that name columns one takes the other's place."""
-    gone = next((other for one, other in (_COLUMNS, _COLUMNS[::-1]) if one in given), "")
+    gone = next(
+        (other for one, other in (_COLUMN_SETTINGS, _COLUMN_SETTINGS[::-1]) if one in given), ""
+    )
     over = {name: value for name, value in settings.items() if name != gone} | dict(given)
     then, now = settings.get("media"), given.get("media")
     if isinstance(then, MediaRecipe):
-        then = media_settings(then)
+        then = media_to_settings(then)
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         # What is not said anew of media stays as it was.
         over["media"] = {**then, **now}
     return over
 
 
-def _full(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _expand_short_forms(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Settings with their short forms spelled out; what is wrong with these is left out of them, and told."""
     values, problems = dict(settings), list[str]()
-    for name, full in _SHORT.items():
+    for name, full in _SHORT_FORMS.items():
         if name in values:
             try:
                 values[name] = full(values[name])
@@ -262,26 +277,26 @@ def _full(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return values, problems
 
 
-def _inputs(
+def _choose_inputs(
     said: tuple[Any, ...],
-    stated: Stated,
+    stated: RawRecipe,
     reading: ReadRecipe,
     tokenizer: str | None,
     *,
     by_label: bool,
-) -> Inputs:
+) -> ResolvedInputs:
     """The inputs of a job: those that are said, else the recipe's."""
     if not said:
-        sources, reading = lifted(stated.sources, reading)
-        none = read_inputs((), reading, tokenizer)
+        sources, reading = hoist_common_settings(stated.sources, reading)
+        none = resolve_inputs((), reading, tokenizer)
         return replace(none, inputs=stated.inputs, sources=sources)
-    found = read_inputs(said, reading, tokenizer)
+    found = resolve_inputs(said, reading, tokenizer)
     if not stated.sources or found.sources:
         return found
     if by_label:
-        known, reading = lifted(stated.sources, reading)
-        of = dict(zip(input_labels(stated.inputs), known, strict=True))
-        own = tuple(of.get(label, SourceRecipe()) for label in input_labels(found.inputs))
+        known, reading = hoist_common_settings(stated.sources, reading)
+        of = dict(zip(make_input_labels(stated.inputs), known, strict=True))
+        own = tuple(of.get(label, SourceRecipe()) for label in make_input_labels(found.inputs))
         some = any(one != SourceRecipe() for one in own)
         return replace(found, sources=own if some else (), reading=reading)
     if len(found.inputs) != len(stated.sources):
@@ -289,11 +304,11 @@ def _inputs(
             f"{stated.where or 'The recipe'} says something of each of its {len(stated.sources)} inputs, and "
             f"{len(found.inputs)} are given in their place; give as many, in its order."
         )
-    sources, reading = lifted(stated.sources, reading)
+    sources, reading = hoist_common_settings(stated.sources, reading)
     return replace(found, sources=sources, reading=reading)
 
 
-def _placed(problem: str, where: str, given: Collection[str]) -> str:
+def _locate_problem(problem: str, where: str, given: Collection[str]) -> str:
     """A problem of a setting with the file that it stands in, where it stands in one."""
     plain = problem.removeprefix("chat.")
     name = re.split(r"[.:\[]", plain, maxsplit=1)[0]

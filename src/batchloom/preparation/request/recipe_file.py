@@ -7,22 +7,22 @@ from typing import Any, final
 
 import yaml
 
-from batchloom.chat import BUILT_IN
-from batchloom.core.addresses import is_far, is_url, shown as shown_address
+from batchloom.chat import BUILT_IN_TEMPLATES
+from batchloom.core.addresses import is_url, is_url_or_stdin, redact_url as shown_address
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.files import printable, refuse_url
-from batchloom.core.settings import nearest, raise_problems, shown
-from batchloom.core.yaml_reader import EXPONENT, FLOAT_TAG, read_yaml
+from batchloom.core.files import decode_file_name, refuse_url
+from batchloom.core.settings import quote_value, raise_problems, suggest
+from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
 from batchloom.preparation.settings import (
     MANIFEST_KEYS,
+    ConfigLocation,
     Recipe,
     SourceRecipe,
-    Written,
-    dedup_plain,
-    fim_plain,
-    media_settings,
-    size_text,
-    steps_plain,
+    clean_steps_to_settings,
+    dedup_to_plain,
+    fim_to_plain,
+    format_token_count,
+    media_to_settings,
 )
 from batchloom.store import MANIFEST_NAME
 
@@ -35,15 +35,15 @@ SETTINGS = (
 )
 # Settings that a file names only where they are not the default: files of older versions have none.
 _LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}
-KEYS = ("inputs", *SETTINGS)
+RECIPE_KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"
-_WORDS = ("bytes", "gpt2")
+_TOKENIZER_WORDS = ("bytes", "gpt2")
 _REMEDY = "write settings such as inputs: and a list into it (batchloom prepare INPUT --print-recipe prints them all)"
-_HEAD = "# batchloom prepare --recipe FILE --out STORE; relative paths begin at the folder of this file.\n"
+_HEADER = "# batchloom prepare --recipe FILE --out STORE; relative paths begin at the folder of this file.\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class RawRecipe:
     """What a recipe file, a store or a Recipe says of a job, its values as they were written.
 
     Attributes:
@@ -67,14 +67,14 @@ class Stated:
     partial: str = ""
 
 
-def state_recipe(recipe: Recipe) -> Stated:
+def to_raw_recipe(recipe: Recipe) -> RawRecipe:
     """What a Recipe says."""
     parts = (recipe, recipe.reading, recipe.chat)
     values = {one.name: getattr(part, one.name) for part in parts for one in fields(part)}
-    return Stated({name: values[name] for name in SETTINGS}, recipe.inputs, recipe.sources)
+    return RawRecipe({name: values[name] for name in SETTINGS}, recipe.inputs, recipe.sources)
 
 
-def read_recipe_file(path: Path) -> Stated:
+def read_recipe_file(path: Path) -> RawRecipe:
     """What a recipe file says; its values are looked at when a Recipe is made of them.
 
     Raises:
@@ -85,26 +85,26 @@ def read_recipe_file(path: Path) -> Stated:
     """
     refuse_url(path, "The recipe")
     whole = read_yaml(path, _REMEDY)
-    _refuse_others(path, whole)
+    _check_is_recipe(path, whole)
     problems = [
-        f"{path}: {name}: unknown setting{nearest(name, KEYS)}"
+        f"{path}: {name}: unknown setting{suggest(name, RECIPE_KEYS)}"
         for name in whole
-        if name not in KEYS
+        if name not in RECIPE_KEYS
     ]
     # What is null is as if it were not there.
-    values = {name: whole[name] for name in KEYS if whole.get(name) is not None}
-    written = Written(path, recipe=True)
+    values = {name: whole[name] for name in RECIPE_KEYS if whole.get(name) is not None}
+    written = ConfigLocation(path, recipe=True)
     inputs: list[tuple[str, SourceRecipe]] = []
     try:
-        inputs = _inputs(values.pop("inputs", []), written)
+        inputs = _read_recipe_inputs(values.pop("inputs", []), written)
     except SettingsError as error:
         problems += error.problems
     raise_problems(problems)
     for name in ("tokenizer", "template"):
         if isinstance(values.get(name), str):
-            values[name] = _beside(name, values[name], written)
+            values[name] = _resolve_relative(name, values[name], written)
     said = tuple(source for _, source in inputs)
-    return Stated(
+    return RawRecipe(
         values,
         tuple(place for place, _ in inputs),
         said if any(one != SourceRecipe() for one in said) else (),
@@ -112,9 +112,9 @@ def read_recipe_file(path: Path) -> Stated:
     )
 
 
-def _refuse_others(path: Path, whole: object) -> None:
+def _check_is_recipe(path: Path, whole: object) -> None:
     """Refuse what is no recipe, and say what it is where that can be told."""
-    if isinstance(whole, list) or (isinstance(whole, dict) and _is_manifest(whole)):
+    if isinstance(whole, list) or (isinstance(whole, dict) and _is_dataset_manifest(whole)):
         raise InputError(
             f"{path} is a manifest of data sets, not a recipe; give it as an input: batchloom prepare {path}."
         )
@@ -123,24 +123,24 @@ def _refuse_others(path: Path, whole: object) -> None:
             f"{path} is the manifest of a store under another name; call it {MANIFEST_NAME}, and give it or its folder."
         )
     if not isinstance(whole, dict):
-        raise InputError(f"{path} holds {shown(whole)}, which is no recipe; {_REMEDY}.")
+        raise InputError(f"{path} holds {quote_value(whole)}, which is no recipe; {_REMEDY}.")
 
 
-def _is_manifest(whole: Mapping[str, Any]) -> bool:
+def _is_dataset_manifest(whole: Mapping[str, Any]) -> bool:
     return "inputs" not in whole and any(name in whole for name in MANIFEST_KEYS)
 
 
-def _inputs(value: object, written: Written) -> list[tuple[str, SourceRecipe]]:
+def _read_recipe_inputs(value: object, written: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
     """Where the inputs lie and what is said of each."""
     if not isinstance(value, list):
         raise SettingsError(
             [
-                f"{written.file}: inputs: {shown(value)} is no list; write - and a path on a line of its own for each"
+                f"{written.file}: inputs: {quote_value(value)} is no list; write - and each path on its own line"
             ]
         )
     raise_problems(
         [
-            f"{written.file}: inputs[{number}]: {shown(one)} is neither a path nor a data set; write a path, or "
+            f"{written.file}: inputs[{number}]: {quote_value(one)} is neither a path nor a data set; write a path, or "
             "{path: ..., data_type: ..., mapping: ...}"
             for number, one in enumerate(value)
             if not isinstance(one, (str, dict))
@@ -149,7 +149,7 @@ def _inputs(value: object, written: Written) -> list[tuple[str, SourceRecipe]]:
     if not value:
         return []
     # pydantic takes its time to import.
-    from batchloom.preparation.request.dataset_inputs import located  # noqa: PLC0415
+    from batchloom.preparation.request.dataset_inputs import locate_inputs  # noqa: PLC0415
     from batchloom.preparation.settings import DatasetConfig  # noqa: PLC0415
 
     listed = [one if isinstance(one, dict) else {"path": one} for one in value]
@@ -159,14 +159,14 @@ def _inputs(value: object, written: Written) -> list[tuple[str, SourceRecipe]]:
         raise SettingsError(
             [f"{written.file}: {one.replace('datasets', 'inputs', 1)}" for one in error.problems]
         ) from None
-    return located(config.datasets or (), written)
+    return locate_inputs(config.datasets or (), written)
 
 
-def _beside(name: str, value: str, written: Written) -> str:
+def _resolve_relative(name: str, value: str, written: ConfigLocation) -> str:
     """A tokenizer or template as ``prepare`` takes it, seen from the file's folder."""
     if name == "template":
-        return value if value in BUILT_IN else written.below(value)
-    if value in _WORDS or value.startswith("train:") or is_far(value):
+        return value if value in BUILT_IN_TEMPLATES else written.below(value)
+    if value in _TOKENIZER_WORDS or value.startswith("train:") or is_url_or_stdin(value):
         return value
     if value.startswith(_TIKTOKEN):
         return _TIKTOKEN + written.below(value.removeprefix(_TIKTOKEN))
@@ -176,14 +176,14 @@ def _beside(name: str, value: str, written: Written) -> str:
 def recipe_settings(recipe: Recipe) -> dict[str, Any]:
     """The settings of a recipe as a file has them, defaults too."""
     settings = {
-        **state_recipe(recipe).settings,
+        **to_raw_recipe(recipe).settings,
         "mapping": dict(recipe.reading.mapping),
         "ignore": list(recipe.reading.ignore),
-        "clean": steps_plain(recipe.reading.clean),
-        "fim": fim_plain(recipe.reading.fim),
-        "media": media_settings(recipe.reading.media),
-        "dedup": dedup_plain(recipe.dedup),
-        "tokens_per_shard": size_text(recipe.tokens_per_shard),
+        "clean": clean_steps_to_settings(recipe.reading.clean),
+        "fim": fim_to_plain(recipe.reading.fim),
+        "media": media_to_settings(recipe.reading.media),
+        "dedup": dedup_to_plain(recipe.dedup),
+        "tokens_per_shard": format_token_count(recipe.tokens_per_shard),
     }
     return {
         name: value
@@ -192,21 +192,23 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def printable_settings(recipe: Recipe) -> dict[str, Any]:
+def recipe_settings_for_report(recipe: Recipe) -> dict[str, Any]:
     """The settings of a recipe as a report holds them: names that are no Unicode are replaced."""
     plain = recipe_settings(recipe)
-    return {name: _printable(value) for name, value in plain.items() if value not in (None, {}, [])}
+    return {
+        name: _make_printable(value) for name, value in plain.items() if value not in (None, {}, [])
+    }
 
 
-def _printable(value: Any) -> Any:
+def _make_printable(value: Any) -> Any:
     if isinstance(value, str):
-        return printable(shown_address(value) if is_url(value) else value)
+        return decode_file_name(shown_address(value) if is_url(value) else value)
     if isinstance(value, dict):
-        return {printable(str(name)): _printable(one) for name, one in value.items()}
-    return [_printable(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {decode_file_name(str(name)): _make_printable(one) for name, one in value.items()}
+    return [_make_printable(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def recipe_text(recipe: Recipe, note: str = "") -> str:
+def format_recipe(recipe: Recipe, note: str = "") -> str:
     """The whole recipe as YAML, defaults too; :func:`read_recipe_file` gives the same.
 
     Args:
@@ -216,18 +218,21 @@ def recipe_text(recipe: Recipe, note: str = "") -> str:
     Raises:
         InputError: a path is no text, which no YAML can hold.
     """
-    if odd := [one for one in recipe.inputs if printable(one) != one]:
+    if odd := [one for one in recipe.inputs if decode_file_name(one) != one]:
         raise InputError(
-            f"{shown(odd[0])} holds bytes that are no UTF-8, which no recipe file can; rename it, or name its folder."
+            f"{quote_value(odd[0])} holds bytes that are no UTF-8, which no recipe file can; rename it, or name "
+            f"its folder."
         )
     said = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
-    inputs = [_input(place, one) for place, one in zip(recipe.inputs, said, strict=True)]
+    inputs = [_input_to_plain(place, one) for place, one in zip(recipe.inputs, said, strict=True)]
     whole = {"inputs": inputs, **recipe_settings(recipe)}
-    text = yaml.dump(whole, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=1 << 20)
-    return f"{_HEAD}{f'# {note}' + chr(10) if note else ''}{text}"
+    text = yaml.dump(
+        whole, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=1 << 20
+    )
+    return f"{_HEADER}{f'# {note}' + chr(10) if note else ''}{text}"
 
 
-def _input(place: str, said: SourceRecipe) -> Any:
+def _input_to_plain(place: str, said: SourceRecipe) -> Any:
     """An input as a manifest of data sets has it; its path alone where nothing is said of it."""
     values = {
         "data_type": said.form,
@@ -242,7 +247,7 @@ def _input(place: str, said: SourceRecipe) -> Any:
 
 
 @final
-class _Writer(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
+class _RecipeDumper(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
     """Writes texts so that our reader takes them for texts."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is the parent's
@@ -250,12 +255,12 @@ class _Writer(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
         return True
 
 
-def _write_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     # Line ends inside of plain text would be folded over several lines.
     return writer.represent_scalar(
         "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
     )
 
 
-_Writer.add_representer(str, _write_text)
-_Writer.add_implicit_resolver(FLOAT_TAG, EXPONENT, list("-+0123456789"))
+_RecipeDumper.add_representer(str, _represent_text)
+_RecipeDumper.add_implicit_resolver(FLOAT_TAG, EXPONENT_PATTERN, list("-+0123456789"))

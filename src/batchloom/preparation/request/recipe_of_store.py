@@ -10,27 +10,36 @@ from typing import Any
 import msgspec
 import xxhash
 
-from batchloom.core.addresses import STANDARD_INPUT, is_far, local_path, shown
+from batchloom.core.addresses import STANDARD_INPUT, is_url_or_stdin, redact_url, strip_file_scheme
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
-from batchloom.core.files import NOT_JSON, because, printable, read_regular
-from batchloom.core.settings import from_plain, nearest, raise_problems
+from batchloom.core.files import (
+    JSON_DECODE_ERRORS,
+    decode_file_name,
+    describe_os_error,
+    read_regular_file,
+)
+from batchloom.core.settings import from_plain, raise_problems, suggest
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
-from batchloom.preparation.request.recipe_file import SETTINGS, Stated
-from batchloom.preparation.settings import SourceRecipe, fingerprint_of, flat_settings
-from batchloom.sources import fixed_part, hub_name
-from batchloom.sources.files import Form, kind_by_name
+from batchloom.preparation.request.recipe_file import SETTINGS, RawRecipe
+from batchloom.preparation.settings import (
+    SourceRecipe,
+    compute_processor_fingerprint,
+    flatten_settings,
+)
+from batchloom.sources import parse_hub_name, strip_wildcard_part
+from batchloom.sources.files import InputFormat, detect_kind_by_name
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, Manifest, read_manifest
 from batchloom.store.format import (
     GENERATIONS_NAME,
     TOKENIZER_NAME,
     SourceEntry,
-    generation_name,
-    of_generation,
+    format_generation_file_name,
+    format_generation_name,
 )
 from batchloom.tokens import parse_train_spec
 
-_TEXTS = ("text", "code")
-_FORM_OF: dict[str, Form] = {
+_TEXT_KINDS = ("text", "code")
+_FORM_BY_KIND: dict[str, InputFormat] = {
     "jsonl": "jsonl",
     "json": "json",
     "csv": "csv",
@@ -38,44 +47,47 @@ _FORM_OF: dict[str, Form] = {
     "parquet": "parquet",
     "arrow": "arrow",
 }
-_SHOWN = 5
+_MAX_LISTED = 5
 # What a manifest says of a job beside the settings.
-_BESIDE = ("inputs", "sources", "reading", "chat")
+_NON_SETTING_KEYS = ("inputs", "sources", "reading", "chat")
 
 
-class _Lay(msgspec.Struct, frozen=True):
+class _ReportedLocations(msgspec.Struct, frozen=True):
     """What ``report.json`` says of where inputs lay."""
 
     inputs: list[str]
     folder: str
 
 
-def inputs_lay(inputs: Sequence[str]) -> dict[str, Any]:
+def describe_input_locations(inputs: Sequence[str]) -> dict[str, Any]:
     """Where inputs lie, for ``report.json``: as they were given, and the folder that they were given in."""
     try:
         folder = os.getcwd()  # noqa: PTH109
     except FileNotFoundError:
         folder = ""  # it was deleted, and nothing relative can be found from it
-    places = [shown(one) if is_far(one) else os.path.expanduser(local_path(one)) for one in inputs]  # noqa: PTH111
+    places = [
+        redact_url(one) if is_url_or_stdin(one) else os.path.expanduser(strip_file_scheme(one))  # noqa: PTH111
+        for one in inputs
+    ]
     return {
-        "inputs": [printable(place) for place in places],
-        "folder": printable(folder),
+        "inputs": [decode_file_name(place) for place in places],
+        "folder": decode_file_name(folder),
     }
 
 
-def is_store(path: Path) -> bool:
+def is_store_path(path: Path) -> bool:
     """Whether a recipe is asked for by the store that it made: its folder, or the manifest of a generation."""
-    return path.is_dir() or path.name == MANIFEST_NAME or _generation(path) is not None
+    return path.is_dir() or path.name == MANIFEST_NAME or _parse_generation(path) is not None
 
 
-def _generation(path: Path) -> int | None:
+def _parse_generation(path: Path) -> int | None:
     """The number of the older generation of which this is the manifest; None for what is none."""
     above = path.parent
     older = above.name == GENERATIONS_NAME and path.suffix == ".json" and path.stem.isdecimal()
     return int(path.stem) if older and (above.parent / MANIFEST_NAME).exists() else None
 
 
-def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
+def read_store_recipe(path: Path, given: Collection[str]) -> RawRecipe:
     """What the manifest of a store says of the job that made it.
 
     Relative inputs are looked for in the working folder; of absolute ones the manifest has the last
@@ -92,15 +104,15 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
         InputMissingError: an input or the template is not there; says how to give it.
         InputError: it was imported, so that there is no recipe.
     """
-    generation = _generation(path)
+    generation = _parse_generation(path)
     folder = path if path.is_dir() else path.parent if generation is None else path.parent.parent
     manifest = read_manifest(folder, generation)
     plain = manifest.recipe
     where = str(folder / MANIFEST_NAME) if generation is None else str(path)
     if plain.get("source") == SYNTHETIC:
-        return _synthetic(plain, folder)
+        return _read_synthetic_recipe(plain, folder)
     _check_prepared(plain, folder, where)
-    settings = _settings(plain, where)
+    settings = _extract_settings(plain, where)
     expected = settings.pop("template_hash", None)
     # Whether the files that steps look into are the same is told by comparing the stores.
     settings.pop("clean_files", None)
@@ -110,25 +122,27 @@ def read_store_recipe(path: Path, given: Collection[str]) -> Stated:
     if expected is not None and "template" not in given:
         _check_template(str(settings.get("template")), expected, folder)
     if isinstance(media := settings.get("media"), dict):
-        settings["media"] = _media(media, folder, look="media" not in given)
+        settings["media"] = _extract_media_settings(media, folder, look="media" not in given)
     step = [entry for entry in manifest.all_history if entry.reads][-1]
-    sources = manifest.sources_of(step)
-    said = _sources(plain, sources, where)
+    sources = manifest.list_sources_of(step)
+    said = _make_source_recipes(plain, sources, where)
     inputs = [str(one) for one in plain.get("inputs", ())]
     notes: tuple[str, ...] = ()
     if "inputs" not in given:
-        report = folder / of_generation(REPORT_NAME, step.number)
-        inputs, notes = _places(inputs, report, of_hub=any(one.revision for one in sources))
+        report = folder / format_generation_file_name(REPORT_NAME, step.number)
+        inputs, notes = _locate_recorded_inputs(
+            inputs, report, of_hub=any(one.revision for one in sources)
+        )
     overruled = {"tokenizer", "end_token"} & set(given)
-    return Stated(
+    return RawRecipe(
         {name: value for name, value in settings.items() if value is not None},
         tuple(inputs),
         said,
         where,
         notes,
-        None if overruled else _kept_tokenizer(manifest, folder),
+        None if overruled else _read_stored_tokenizer(manifest, folder),
         folder if generation is None else path,
-        "" if generation is not None else _partial(manifest, folder),
+        "" if generation is not None else _describe_partial(manifest, folder),
     )
 
 
@@ -143,7 +157,7 @@ def _check_prepared(plain: Mapping[str, Any], folder: Path, where: str) -> None:
         raise StoreError(f"{where} is damaged: its recipe is none; restore it from a copy.")
 
 
-def _partial(manifest: Manifest, folder: Path) -> str:
+def _describe_partial(manifest: Manifest, folder: Path) -> str:
     """Why the recipe of a manifest makes a part of its store alone, with what to do; empty where it makes all."""
     steps = [entry.number for entry in manifest.all_history if entry.reads]
     if len(steps) == 1:
@@ -151,28 +165,28 @@ def _partial(manifest: Manifest, folder: Path) -> str:
     told = f"{folder} was made by {len(steps)} jobs, and its recipe is that of the last alone: "
     if not set(steps) <= set(manifest.readable):
         return f"{told}the others were compacted away. Give the inputs of all as arguments."
-    first, *others = (folder / generation_name(number) for number in steps[:-1])
+    first, *others = (folder / format_generation_name(number) for number in steps[:-1])
     appended = " and ".join(f"--append --recipe {place}" for place in [*others, folder])
     return f"{told}make them again one after the other into one --out, with --recipe {first}, then {appended}."
 
 
-def _settings(plain: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _extract_settings(plain: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings by the names ``prepare`` takes them under, with the hash of a template."""
-    flat = flat_settings(dict(plain))
+    flat = flatten_settings(dict(plain))
     known = {*SETTINGS, "template_hash", "clean_files"}
-    there = {name for name in plain if name not in _BESIDE} | {
+    there = {name for name in plain if name not in _NON_SETTING_KEYS} | {
         name for group in ("reading", "chat") for name in plain.get(group) or ()
     }
     raise_problems(
         [
-            f"{where}: recipe.{name}: unknown setting{nearest(name, SETTINGS)}"
+            f"{where}: recipe.{name}: unknown setting{suggest(name, SETTINGS)}"
             for name in sorted(there - known)
         ]
     )
     return {name: value for name, value in flat.items() if name in known}
 
 
-def _synthetic(plain: Mapping[str, Any], folder: Path) -> Stated:
+def _read_synthetic_recipe(plain: Mapping[str, Any], folder: Path) -> RawRecipe:
     """The job of a store of data that was made up."""
     names = ("name", "documents", "vocab", "lengths", "seed", "kind")
     try:
@@ -180,7 +194,7 @@ def _synthetic(plain: Mapping[str, Any], folder: Path) -> Stated:
     except SettingsError as error:
         raise StoreError(f"{folder / MANIFEST_NAME} is damaged: {error}.") from error
     settings = {name: plain[name] for name in SETTINGS if name in plain}
-    return Stated(settings, (spec.place,), where=str(folder / MANIFEST_NAME), store=folder)
+    return RawRecipe(settings, (spec.place,), where=str(folder / MANIFEST_NAME), store=folder)
 
 
 def _check_template(template: str, expected: object, folder: Path) -> None:
@@ -188,20 +202,20 @@ def _check_template(template: str, expected: object, folder: Path) -> None:
     needed = f"{folder} was made with the chat template in a file {template}"
     remedy = "give its path with --template"
     try:
-        found = xxhash.xxh3_128_hexdigest(read_regular(template))
+        found = xxhash.xxh3_128_hexdigest(read_regular_file(template))
     except FileNotFoundError:
         raise InputMissingError(
             f"{needed}, which is not here (its XXH3-128 is {expected}); {remedy}."
         ) from None
     except OSError as error:
-        raise InputError(f"{needed}, which cannot be read: {because(error)}.") from error
+        raise InputError(f"{needed}, which cannot be read: {describe_os_error(error)}.") from error
     if found != expected:
         raise InputError(
             f"{needed}, and the one here is another (its XXH3-128 is {found}, not {expected}); {remedy}."
         )
 
 
-def _media(plain: dict[str, Any], folder: Path, *, look: bool) -> dict[str, Any]:
+def _extract_media_settings(plain: dict[str, Any], folder: Path, *, look: bool) -> dict[str, Any]:
     """The settings of media of a manifest, after making sure that the processor is here, and the same."""
     expected = plain.get("processor_fingerprint")
     media = {name: one for name, one in plain.items() if name != "processor_fingerprint"}
@@ -210,7 +224,7 @@ def _media(plain: dict[str, Any], folder: Path, *, look: bool) -> dict[str, Any]
     needed = f"{folder} was made with the processor in a folder {media.get('processor')}"
     remedy = "give its path with --processor"
     try:
-        found = fingerprint_of(str(media.get("processor")))
+        found = compute_processor_fingerprint(str(media.get("processor")))
     except InputMissingError:
         raise InputMissingError(f"{needed}, which is not here; {remedy}.") from None
     if found != expected:
@@ -220,17 +234,17 @@ def _media(plain: dict[str, Any], folder: Path, *, look: bool) -> dict[str, Any]
     return media
 
 
-def _kept_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | None:
+def _read_stored_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | None:
     """The tokenizer that the store keeps, where it was found and not learned."""
     if parse_train_spec(str(manifest.recipe.get("tokenizer"))) is not None:
         return None
     path = folder / TOKENIZER_NAME
     try:
-        state = msgspec.json.decode(read_regular(path))
+        state = msgspec.json.decode(read_regular_file(path))
     except FileNotFoundError:
         # A manifest alone.
         return None
-    except (OSError, *NOT_JSON) as error:
+    except (OSError, *JSON_DECODE_ERRORS) as error:
         raise StoreError(
             f"{path} cannot be read: {error}; restore it from a copy, or give --tokenizer."
         ) from error
@@ -242,31 +256,33 @@ def _kept_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any] | Non
     return state  # type: ignore[no-any-return]  # it has a fingerprint
 
 
-def _places(labels: list[str], report: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
+def _locate_recorded_inputs(
+    labels: list[str], report: Path, *, of_hub: bool
+) -> tuple[list[str], tuple[str, ...]]:
     """Where the inputs of a manifest lie now, as the report beside it knows, and what is to be told of it.
 
     Raises:
         InputMissingError: some are not there.
     """
-    lay, folder = _lay(report), report.parent
+    lay, folder = _read_reported_locations(report), report.parent
     places, found, missing = list(labels), [], []
     known = lay.inputs if lay is not None and len(lay.inputs) == len(labels) else labels
     for number, (label, place) in enumerate(zip(labels, known, strict=True)):
         if os.path.isabs(place):  # noqa: PTH117
             places[number] = place
-        if place == STANDARD_INPUT or not _is_there(places[number], of_hub=of_hub):
+        if place == STANDARD_INPUT or not _location_exists(places[number], of_hub=of_hub):
             missing.append(label)
         elif places[number] != label:
             found.append(place)
     if missing:
-        more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
+        more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
         begun = (
             f", or give this command in {lay.folder}, where it was made" if lay is not None else ""
         )
         raise InputMissingError(
-            f"{folder} was made of {', '.join(missing[:_SHOWN])}{more}, which cannot be found from here; give the "
-            f"inputs as arguments, in the order of its manifest ({', '.join(labels[:_SHOWN])}"
-            f"{', ...' if len(labels) > _SHOWN else ''}){begun}."
+            f"{folder} was made of {', '.join(missing[:_MAX_LISTED])}{more}, which cannot be found from here; give the "
+            f"inputs as arguments, in the order of its manifest ({', '.join(labels[:_MAX_LISTED])}"
+            f"{', ...' if len(labels) > _MAX_LISTED else ''}){begun}."
         )
     more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
     told = (
@@ -277,31 +293,31 @@ def _places(labels: list[str], report: Path, *, of_hub: bool) -> tuple[list[str]
     return places, (told,) if told else ()
 
 
-def _is_there(place: str, *, of_hub: bool) -> bool:
+def _location_exists(place: str, *, of_hub: bool) -> bool:
     """Whether a place can be looked up; a name of the Hub is one only where something came from there."""
-    if is_far(place) or os.path.lexists(fixed_part(place)):
+    if is_url_or_stdin(place) or os.path.lexists(strip_wildcard_part(place)):
         return True
-    return of_hub and hub_name(place) is not None
+    return of_hub and parse_hub_name(place) is not None
 
 
-def _lay(report: Path) -> _Lay | None:
+def _read_reported_locations(report: Path) -> _ReportedLocations | None:
     try:
-        return msgspec.json.decode(read_regular(report), type=_Lay)
-    except (OSError, *NOT_JSON):
+        return msgspec.json.decode(read_regular_file(report), type=_ReportedLocations)
+    except (OSError, *JSON_DECODE_ERRORS):
         return None
 
 
-def _sources(
+def _make_source_recipes(
     recipe: Mapping[str, Any], sources: Sequence[SourceEntry], where: str
 ) -> tuple[SourceRecipe, ...]:
     """What is said of each input; empty where nothing is said of any."""
     labels = [str(one) for one in recipe.get("inputs", ())]
     plain = recipe.get("sources") or [{}] * len(labels)
-    forms = _forms(sources, labels)
+    forms = _infer_forms(sources, labels)
     known = ("text_field", "mapping", "ignore", "name", "weight")
     raise_problems(
         [
-            f"{where}: recipe.sources[{number}].{name}: unknown setting{nearest(name, known)}"
+            f"{where}: recipe.sources[{number}].{name}: unknown setting{suggest(name, known)}"
             for number, one in enumerate(plain)
             for name in one
             if name not in known
@@ -320,37 +336,39 @@ def _sources(
     return said if any(one != SourceRecipe() for one in said) else ()
 
 
-def _forms(sources: Sequence[SourceEntry], labels: Sequence[str]) -> list[Form | None]:
+def _infer_forms(sources: Sequence[SourceEntry], labels: Sequence[str]) -> list[InputFormat | None]:
     """Of each input what its files were said to be: names that say text hold records only where somebody said so."""
-    if not any(_was_said(source.name, source.kind) for source in sources):
+    if not any(_was_declared(source.name, source.kind) for source in sources):
         return [None] * len(labels)
     numbers = {label.rstrip("/"): number for number, label in enumerate(labels)}
     globs = [label for label in labels if glob.has_magic(label)]
     kinds: list[set[str]] = [set() for _ in labels]
     said: set[int] = set()
     for source in sources:
-        number = _input_of(source.name, numbers, globs)
+        number = _find_input_number(source.name, numbers, globs)
         if number is not None:
             kinds[number].add(source.kind)
-            if _was_said(source.name, source.kind):
+            if _was_declared(source.name, source.kind):
                 said.add(number)
-    return [_form(kinds[number]) if number in said else None for number in range(len(labels))]
+    return [
+        _common_form(kinds[number]) if number in said else None for number in range(len(labels))
+    ]
 
 
-def _form(kinds: set[str]) -> Form | None:
+def _common_form(kinds: set[str]) -> InputFormat | None:
     """The one form that files of these kinds have; None where there is none."""
-    forms = {_FORM_OF.get(kind) for kind in kinds}
+    forms = {_FORM_BY_KIND.get(kind) for kind in kinds}
     if forms == {"json", "jsonl"}:
         return "json"
     return forms.pop() if len(forms) == 1 else None
 
 
-def _was_said(name: str, kind: str) -> bool:
-    verdict = kind_by_name(name)
-    return verdict is not None and verdict.kind in _TEXTS and kind in _FORM_OF
+def _was_declared(name: str, kind: str) -> bool:
+    verdict = detect_kind_by_name(name)
+    return verdict is not None and verdict.kind in _TEXT_KINDS and kind in _FORM_BY_KIND
 
 
-def _input_of(name: str, numbers: Mapping[str, int], globs: Sequence[str]) -> int | None:
+def _find_input_number(name: str, numbers: Mapping[str, int], globs: Sequence[str]) -> int | None:
     """The input that a file belongs to: itself, a folder or archive above it, or a glob."""
     above = name
     while above not in numbers and "/" in above:

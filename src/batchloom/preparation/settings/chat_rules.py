@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from batchloom.chat.templates import TRAIN_ON, TrainOn
-from batchloom.core.settings import nearest, raise_problems, shown, whole
-from batchloom.preparation.settings.overlong_policy import OVERLONG, Overlong
+from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
+from batchloom.preparation.settings.overlong_policy import OVERLONG_POLICIES, OverlongPolicy
 
 # Numbers of tokens are kept in 64 bits.
-_MOST_TOKENS = 10**12
+_MAX_TOKENS_LIMIT = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,23 @@ class ChatRules:
 
     train_on: TrainOn = "assistant"
     max_tokens: int | None = None
-    overlong: Overlong = "drop"
+    overlong: OverlongPolicy = "drop"
     prove: bool = False
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name}: {shown(value)} is not one of {', '.join(known)}{nearest(str(value), known)}"
+            f"{name}: {quote_value(value)} is not one of {', '.join(known)}{suggest(str(value), known)}"
             for name, value, known in (
                 ("train_on", self.train_on, TRAIN_ON),
-                ("overlong", self.overlong, OVERLONG),
+                ("overlong", self.overlong, OVERLONG_POLICIES),
             )
             if value not in known
         ]
-        most = whole(self.max_tokens)
-        if self.max_tokens is not None and (most is None or most > _MOST_TOKENS):
+        most = as_int(self.max_tokens)
+        if self.max_tokens is not None and (most is None or most > _MAX_TOKENS_LIMIT):
             problems.append(
-                f"max_tokens: {shown(self.max_tokens)} is not a whole number from 1 to {_MOST_TOKENS:,}"
+                f"max_tokens: {quote_value(self.max_tokens)} is not a whole number from 1 to {_MAX_TOKENS_LIMIT:,}"
             )
         elif most is not None and most < 1:
-            problems.append(f"max_tokens: {shown(most)} leaves no room for a token")
+            problems.append(f"max_tokens: {quote_value(most)} leaves no room for a token")
         raise_problems(problems)

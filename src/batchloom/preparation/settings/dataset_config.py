@@ -27,21 +27,25 @@ from pydantic import (
 )
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import is_text, nearest, raise_problems, shown
-from batchloom.media import Sampling
+from batchloom.core.settings import is_text, quote_value, raise_problems, suggest
+from batchloom.media import FrameSampling
 from batchloom.plan import PlanSpec
-from batchloom.preparation.settings.dataset_file import DatasetFile, Written, read_dataset_file
-from batchloom.preparation.settings.read_recipe import column_problems, is_weight
-from batchloom.sources.files import Form
+from batchloom.preparation.settings.dataset_file import (
+    ConfigLocation,
+    DatasetFile,
+    read_dataset_file,
+)
+from batchloom.preparation.settings.read_recipe import check_column_settings, is_weight
+from batchloom.sources.files import InputFormat
 
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
 Format = Literal["json", "jsonl", "yaml", "hf_dataset", "arrow", "parquet", "csv"]
 
 # What is read with a processor, and never cut.
-MULTIMODAL = ("vision", "vision_audio")
-_MOST_PROBLEMS = 100
+MULTIMODAL_TYPES = ("vision", "vision_audio")
+_MAX_PROBLEMS = 100
 # Settings of other trainers' blocks that say nothing of texts; they are accepted, and told.
-_UNUSED = (
+_UNUSED_SETTINGS = (
     "eval_dataset_path",
     "object_storage",
     "bucket_name",
@@ -52,45 +56,45 @@ _UNUSED = (
     "video_backend",
 )
 # What is said of videos, by the names it has here.
-_OF_VIDEOS = {
+_VIDEO_FIELDS = {
     "fps": "fps",
     "frame_num": "frames",
     "video_max_frames": "max_frames",
     "video_min_pixels": "min_pixels",
     "video_max_pixels": "max_pixels",
 }
-_SAID_OF_VIDEOS = ("video_sampling_strategy", *_OF_VIDEOS)
+_VIDEO_SETTINGS = ("video_sampling_strategy", *_VIDEO_FIELDS)
 
 
-def _text(value: str) -> str:
+def _check_text(value: str) -> str:
     if not is_text(value) or "\0" in value:
-        raise ValueError(f"{shown(value)} is not a word; write one, or leave it out")
+        raise ValueError(f"{quote_value(value)} is not a word; write one, or leave it out")
     return value
 
 
-def _no_list(value: str) -> str:
+def _check_not_yaml(value: str) -> str:
     if value == "yaml":
         raise ValueError("'yaml' is a list in a list; write its data sets here")
     return value
 
 
-def _weight(value: float) -> float:
+def _check_weight(value: float) -> float:
     if not is_weight(value):
-        raise ValueError(f"{shown(value)} is not a finite number above 0")
+        raise ValueError(f"{quote_value(value)} is not a finite number above 0")
     return value
 
 
-def _length(value: int) -> int:
-    _plan(seq_len=value)
+def _check_length(value: int) -> int:
+    _check_plan_settings(seq_len=value)
     return value
 
 
-def _strategy(value: str) -> str:
-    _plan(packing=value)
+def _check_strategy(value: str) -> str:
+    _check_plan_settings(packing=value)
     return value
 
 
-def _plan(*, seq_len: int = 1, packing: str = "none") -> None:
+def _check_plan_settings(*, seq_len: int = 1, packing: str = "none") -> None:
     """Refuse what the plan would refuse, without the name it has there."""
     try:
         PlanSpec(seq_len=seq_len, packing=packing, global_batch_size=1)
@@ -98,35 +102,35 @@ def _plan(*, seq_len: int = 1, packing: str = "none") -> None:
         raise ValueError(error.problems[0].partition(": ")[2]) from None
 
 
-def _folder(value: str) -> str:
+def _check_folder(value: str) -> str:
     # An empty one is as good as none.
-    return _text(value) if value else value
+    return _check_text(value) if value else value
 
 
-def _path_text(value: object) -> object:
+def _path_to_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-Word = Annotated[StrictStr, AfterValidator(_text)]
-Path_ = Annotated[StrictStr, BeforeValidator(_path_text), AfterValidator(_text)]
-Folder = Annotated[StrictStr, BeforeValidator(_path_text), AfterValidator(_folder)]
+NonEmptyText = Annotated[StrictStr, AfterValidator(_check_text)]
+PathText = Annotated[StrictStr, BeforeValidator(_path_to_text), AfterValidator(_check_text)]
+FolderText = Annotated[StrictStr, BeforeValidator(_path_to_text), AfterValidator(_check_folder)]
 
 
 @contextmanager
-def _told_our_way() -> Iterator[None]:
+def _convert_validation_errors() -> Iterator[None]:
     """Everything that pydantic finds wrong, as one SettingsError."""
     try:
         yield
     except ValidationError as error:
-        raise SettingsError(_sentences(error, BaseModel)) from None
+        raise SettingsError(_describe_validation_errors(error, BaseModel)) from None
 
 
-class _Settings(BaseModel):
+class _ConfigModel(BaseModel):
     """Settings that tell everything that is wrong with them, also what does not go together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    __init__ = _told_our_way()(BaseModel.__init__)
+    __init__ = _convert_validation_errors()(BaseModel.__init__)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -138,7 +142,7 @@ class _Settings(BaseModel):
         try:
             made = make(values)
         except ValidationError as error:
-            raise SettingsError([*_sentences(error, cls), *together]) from None
+            raise SettingsError([*_describe_validation_errors(error, cls), *together]) from None
         raise_problems(together)
         return made
 
@@ -153,7 +157,7 @@ class _Settings(BaseModel):
         return []
 
 
-class ProcessorConfig(_Settings):
+class ProcessorConfig(_ConfigModel):
     """What makes tokens.
 
     Attributes:
@@ -164,7 +168,7 @@ class ProcessorConfig(_Settings):
             since a processor's settings stand in its files.
     """
 
-    processor_name: Word
+    processor_name: NonEmptyText
     processor_type: StrictStr | None = None
     max_pixels: StrictInt | None = None
     min_pixels: StrictInt | None = None
@@ -172,7 +176,7 @@ class ProcessorConfig(_Settings):
     extra_kwargs: dict[str, Any] | None = None
 
 
-class DatasetEntry(_Settings):
+class DatasetEntry(_ConfigModel):
     """One data set of a list.
 
     Attributes:
@@ -189,18 +193,18 @@ class DatasetEntry(_Settings):
         split, config, revision: of a data set of the Hub, or ``split`` of a saved one.
     """
 
-    path: Path_
-    data_folder: Folder | None = None
-    data_type: Annotated[Format, AfterValidator(_no_list)] | None = None
-    name: Word | None = None
-    weight: Annotated[StrictFloat, AfterValidator(_weight)] | None = None
+    path: PathText
+    data_folder: FolderText | None = None
+    data_type: Annotated[Format, AfterValidator(_check_not_yaml)] | None = None
+    name: NonEmptyText | None = None
+    weight: Annotated[StrictFloat, AfterValidator(_check_weight)] | None = None
     type: DatasetType | None = None
     mapping: dict[StrictStr, StrictStr] = Field(default_factory=dict)
-    ignore: tuple[Word, ...] | None = None
-    text_field: Word | None = None
-    split: Word | None = None
-    config: Word | None = None
-    revision: Word | None = None
+    ignore: tuple[NonEmptyText, ...] | None = None
+    text_field: NonEmptyText | None = None
+    split: NonEmptyText | None = None
+    config: NonEmptyText | None = None
+    revision: NonEmptyText | None = None
 
     @classmethod
     def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:
@@ -209,11 +213,11 @@ class DatasetEntry(_Settings):
             isinstance(word, str) for item in mapping.items() for word in item
         ):
             return []
-        problems = column_problems(text_field if is_text(text_field) else None, mapping)
+        problems = check_column_settings(text_field if is_text(text_field) else None, mapping)
         return [problem.replace("map.", "mapping.", 1) for problem in problems]
 
 
-def _sampling(said: Mapping[str, Any]) -> Sampling:
+def _make_sampling(said: Mapping[str, Any]) -> FrameSampling:
     """What settings of videos come to.
 
     Raises:
@@ -222,33 +226,35 @@ def _sampling(said: Mapping[str, Any]) -> Sampling:
     usual = "frame_num" if "frame_num" in said and "fps" not in said else "fps"
     chosen = said.get("video_sampling_strategy", usual)
     if chosen not in ("fps", "frame_num"):
-        raise SettingsError([f"video_sampling_strategy: {shown(chosen)} is none of fps, frame_num"])
+        raise SettingsError(
+            [f"video_sampling_strategy: {quote_value(chosen)} is none of fps, frame_num"]
+        )
     if chosen == "frame_num" and "frame_num" not in said:
         raise SettingsError(["frame_num: there is none, and video_sampling_strategy is frame_num"])
     other = "fps" if chosen == "frame_num" else "frame_num"
-    names = {own: name for name, own in _OF_VIDEOS.items() if name in said and name != other}
+    names = {own: name for name, own in _VIDEO_FIELDS.items() if name in said and name != other}
     try:
-        return Sampling(**{own: said[name] for own, name in names.items()})
+        return FrameSampling(**{own: said[name] for own, name in names.items()})
     except SettingsError as error:
         parts = [problem.partition(":") for problem in error.problems]
         raise SettingsError([f"{names.get(own, own)}:{what}" for own, _, what in parts]) from None
 
 
-def _wrong_sampling(said: Mapping[str, Any]) -> list[str]:
+def _check_sampling(said: Mapping[str, Any]) -> list[str]:
     """What is wrong with settings of videos."""
     unknown = [
-        f"videos.{name}: unknown setting{nearest(str(name), _SAID_OF_VIDEOS)}"
+        f"videos.{name}: unknown setting{suggest(str(name), _VIDEO_SETTINGS)}"
         for name in said
-        if name not in _SAID_OF_VIDEOS
+        if name not in _VIDEO_SETTINGS
     ]
     try:
-        _sampling(said)
+        _make_sampling(said)
     except SettingsError as error:
         return [*unknown, *error.problems]
     return unknown
 
 
-class DatasetConfig(_Settings):
+class DatasetConfig(_ConfigModel):
     """Data sets and how they are packed; ``load`` reads one from a YAML file.
 
     ``batchloom.prepare`` takes it as an input, ``plan_settings`` are those of a ``Loader``.
@@ -280,18 +286,18 @@ class DatasetConfig(_Settings):
 
     dataset_type: DatasetType = "text"
     dataset_format: Format | None = None
-    dataset_path: Path_ | None = None
+    dataset_path: PathText | None = None
     datasets: tuple[DatasetEntry, ...] | None = None
     processor_config: ProcessorConfig | None = None
     shuffle: StrictBool = True
     packing: StrictBool = False
-    packing_length: Annotated[StrictInt, AfterValidator(_length)] = 32_000
-    packing_strategy: Annotated[StrictStr, AfterValidator(_strategy)] = "first_fit"
+    packing_length: Annotated[StrictInt, AfterValidator(_check_length)] = 32_000
+    packing_strategy: Annotated[StrictStr, AfterValidator(_check_strategy)] = "first_fit"
     filter_overlong: StrictBool = True
     follow_links: StrictBool = False
     videos: dict[StrictStr, Any] = Field(default_factory=dict)
 
-    _written: Written = PrivateAttr(default_factory=Written)
+    _written: ConfigLocation = PrivateAttr(default_factory=ConfigLocation)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -307,8 +313,12 @@ class DatasetConfig(_Settings):
 
     @classmethod
     def _of(cls, found: DatasetFile) -> Self:
-        unused = [name for name in _UNUSED if found.values.get(name) not in (None, {}, "none")]
-        known = {name: value for name, value in found.values.items() if name not in _UNUSED}
+        unused = [
+            name for name in _UNUSED_SETTINGS if found.values.get(name) not in (None, {}, "none")
+        ]
+        known = {
+            name: value for name, value in found.values.items() if name not in _UNUSED_SETTINGS
+        }
         try:
             config: Self = cls(**known)
         except SettingsError as error:
@@ -328,15 +338,15 @@ class DatasetConfig(_Settings):
         return self._written.below(self.processor_config.processor_name)
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> FrameSampling:
         """Which frames of videos are seen."""
-        return _sampling(self.videos)
+        return _make_sampling(self.videos)
 
     @property
     def multimodal(self) -> bool:
         """Whether it says itself that data sets hold images or sounds; a list in another file may say so, too."""
         said = [self.dataset_type, *(entry.type for entry in self.datasets or ())]
-        return any(one in MULTIMODAL for one in said)
+        return any(one in MULTIMODAL_TYPES for one in said)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -344,7 +354,7 @@ class DatasetConfig(_Settings):
         return self._written.notes
 
     @property
-    def written(self) -> Written:
+    def written(self) -> ConfigLocation:
         """Where it was written."""
         return self._written
 
@@ -372,12 +382,12 @@ class DatasetConfig(_Settings):
     @classmethod
     def _contradictions(cls, values: Mapping[str, Any]) -> list[str]:
         said = values.get("videos", {})
-        wrong = _wrong_sampling(said) if isinstance(said, Mapping) else []
+        wrong = _check_sampling(said) if isinstance(said, Mapping) else []
         return [*cls._wrong_sources(values), *wrong]
 
     @classmethod
     def _gathered(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        said = {name: value for name, value in values.items() if name in _SAID_OF_VIDEOS}
+        said = {name: value for name, value in values.items() if name in _VIDEO_SETTINGS}
         if not said or not isinstance(values.get("videos", {}), Mapping):
             return dict(values)
         rest = {name: value for name, value in values.items() if name not in said}
@@ -391,7 +401,7 @@ class DatasetConfig(_Settings):
             return ["dataset_path: goes with no datasets; write the one or the other"]
         if isinstance(listed, (list, tuple)) and not listed:
             return ["datasets: there are none; write at least one"]
-        if (twice := _named_twice(listed or ())) is not None:
+        if (twice := _find_repeated_name(listed or ())) is not None:
             return [f"datasets: two are called {twice!r}; a name is one data set's alone"]
         # The preset of that name is meant.
         alone = kind == "fineweb_edu" and form in (None, "hf_dataset")
@@ -400,7 +410,7 @@ class DatasetConfig(_Settings):
         return []
 
 
-def _named_twice(listed: object) -> str | None:
+def _find_repeated_name(listed: object) -> str | None:
     """The first name that two data sets have, whatever else is wrong with them."""
     names = [
         one.get("name") if isinstance(one, Mapping) else getattr(one, "name", None)
@@ -410,40 +420,44 @@ def _named_twice(listed: object) -> str | None:
     return next((name for name, count in counts.items() if count > 1), None)
 
 
-def _sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    found = [sentence for one in error.errors(include_url=False) for sentence in _told(one, model)]
-    more = len(found) - _MOST_PROBLEMS
-    return found if more <= 0 else [*found[:_MOST_PROBLEMS], f"and {more:,} problems more"]
+def _describe_validation_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    found = [
+        sentence
+        for one in error.errors(include_url=False)
+        for sentence in _describe_validation_error(one, model)
+    ]
+    more = len(found) - _MAX_PROBLEMS
+    return found if more <= 0 else [*found[:_MAX_PROBLEMS], f"and {more:,} problems more"]
 
 
-def _told(fault: Any, model: type[BaseModel]) -> Iterator[str]:
+def _describe_validation_error(fault: Any, model: type[BaseModel]) -> Iterator[str]:
     """One fault of pydantic's in the words of ours."""
-    path, value = _path(fault["loc"]), fault["input"]
+    path, value = _format_path(fault["loc"]), fault["input"]
     ours = (fault.get("ctx") or {}).get("error")
     if isinstance(ours, SettingsError):
-        yield from (_joined(path, problem) for problem in ours.problems)
+        yield from (_prefix_path(path, problem) for problem in ours.problems)
     elif ours is not None:
         yield f"{path}: {ours}"
     elif fault["type"] == "extra_forbidden":
-        yield f"{path}: unknown setting{nearest(path, model.model_fields)}"
+        yield f"{path}: unknown setting{suggest(path, model.model_fields)}"
     elif fault["type"] == "missing":
         yield f"{path}: missing"
     elif fault["type"] == "literal_error":
         known = get_args(DatasetType if path in ("dataset_type", "type") else Format)
-        hint = nearest(value, known) if isinstance(value, str) else ""
-        yield f"{path}: {shown(value)} is none of {', '.join(known)}{hint}"
+        hint = suggest(value, known) if isinstance(value, str) else ""
+        yield f"{path}: {quote_value(value)} is none of {', '.join(known)}{hint}"
     else:
-        yield f"{path}: {shown(value)} is not {_wanted(fault['type'])}"
+        yield f"{path}: {quote_value(value)} is not {_describe_expected_type(fault['type'])}"
 
 
-def _joined(path: str, problem: str) -> str:
+def _prefix_path(path: str, problem: str) -> str:
     """A problem of inner settings with the path of these; it may be of them as a whole."""
     if problem.startswith(":"):
         return path + problem
     return f"{path}.{problem}" if path else problem
 
 
-def _path(places: tuple[int | str, ...]) -> str:
+def _format_path(places: tuple[int | str, ...]) -> str:
     text = ""
     for place in places:
         if isinstance(place, int):
@@ -453,7 +467,7 @@ def _path(places: tuple[int | str, ...]) -> str:
     return text
 
 
-def _wanted(kind: str) -> str:
+def _describe_expected_type(kind: str) -> str:
     known = {
         "string_type": "text",
         "bool_type": "true or false",
@@ -466,7 +480,7 @@ def _wanted(kind: str) -> str:
     return known.get(kind, kind.replace("_", " "))
 
 
-FORM_OF: dict[Format, Form | None] = {
+FORM_BY_FORMAT: dict[Format, InputFormat | None] = {
     "json": "json",
     "jsonl": "jsonl",
     "yaml": None,

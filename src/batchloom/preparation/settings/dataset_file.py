@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import InputError
-from batchloom.core.settings import nearest, shown
+from batchloom.core.settings import quote_value, suggest
 from batchloom.core.yaml_reader import read_yaml
 
 # Keys of a file that hold a block, and of a file that is one.
-_BLOCKS = ("dataset", "dataset_config")
-_OWN = ("datasets", "dataset_path")
+_BLOCK_KEYS = ("dataset", "dataset_config")
+_DATASET_KEYS = ("datasets", "dataset_path")
 # Of a file with one of these we say that it is a manifest; "modules" is a trainer's.
-MANIFEST_KEYS = (*_BLOCKS, *_OWN, "modules")
+MANIFEST_KEYS = (*_BLOCK_KEYS, *_DATASET_KEYS, "modules")
 _TRAINER_KEY = "sft_dataset_name"
-_SHOWN = 8
+_MAX_LISTED = 8
 _REMEDY = "write datasets: and a list of data sets ({path: ..., data_type: ...}), or dataset: and its settings"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ConfigLocation:
     """Where a DatasetConfig was written down; without a file it was made in Python.
 
     Attributes:
@@ -42,7 +42,7 @@ class Written:
         """How messages name a place in the file; empty without a file."""
         return "" if self.file is None else f"{self.file}: {place}"
 
-    def told(self, note: str) -> "Written":
+    def told(self, note: str) -> "ConfigLocation":
         """The same with a note about the file more."""
         return replace(self, notes=(*self.notes, f"{self.file}: {note}."))
 
@@ -64,7 +64,8 @@ class Written:
             self.file.parent.resolve()
         ):
             raise InputError(
-                f"{self.where(self.block)}processor_config.processor_name: {shown(name)} lies outside of the folder of "
+                f"{self.where(self.block)}processor_config.processor_name: {quote_value(name)} lies outside of the "
+                f"folder of "
                 "the manifest; put it there, or write its path out in full, from its / on."
             )
         return str(path)
@@ -75,7 +76,7 @@ class DatasetFile:
     """The settings that a file holds, unchecked, and where they stand."""
 
     values: dict[str, Any]
-    written: Written = field(default_factory=Written)
+    written: ConfigLocation = field(default_factory=ConfigLocation)
 
 
 def read_dataset_file(path: Path) -> DatasetFile:
@@ -88,50 +89,52 @@ def read_dataset_file(path: Path) -> DatasetFile:
     """
     whole = read_yaml(path)
     if isinstance(whole, list):
-        whole, above = _listed(whole)
+        whole, above = _find_listed_job(whole)
     else:
         above = ""
     if not isinstance(whole, dict):
-        raise InputError(f"{path} holds {_kind(whole)} and names no data sets; {_REMEDY}.")
-    blocks = [name for name in _BLOCKS if name in whole]
-    own = [name for name in _OWN if name in whole]
+        raise InputError(f"{path} holds {_describe_type(whole)} and names no data sets; {_REMEDY}.")
+    blocks = [name for name in _BLOCK_KEYS if name in whole]
+    own = [name for name in _DATASET_KEYS if name in whole]
     if len(blocks) + bool(own) > 1:
         raise InputError(
             f"{path} holds {' and '.join([*blocks, *own])}, and one of them is read; leave the others out."
         )
     if blocks:
-        return _block(path, whole, blocks[0], above)
+        return _read_block(path, whole, blocks[0], above)
     if own:
-        return DatasetFile(whole, Written(path, has_block=set(whole) != {"datasets"}))
-    if named := _trainer(whole):
-        return _of_trainer(path, named)
+        return DatasetFile(whole, ConfigLocation(path, has_block=set(whole) != {"datasets"}))
+    if named := _find_trainer_datasets(whole):
+        return _read_trainer_dataset(path, named)
     if "inputs" in whole:
         raise InputError(
             f"{path} is a recipe (it has inputs), not a manifest of data sets; give it with --recipe {path}."
         )
-    raise InputError(f"{path} names no data sets: {_holds(whole)}; {_REMEDY}.")
+    raise InputError(f"{path} names no data sets: {_describe_keys(whole)}; {_REMEDY}.")
 
 
-def _listed(whole: list[Any]) -> tuple[Any, str]:
+def _find_listed_job(whole: list[Any]) -> tuple[Any, str]:
     """The settings of the first job in a list of jobs (``- type: trainer``) that has data sets."""
     for number, job in enumerate(whole):
         config = job.get("config") if isinstance(job, dict) else None
-        if isinstance(config, dict) and any(name in config for name in _BLOCKS):
+        if isinstance(config, dict) and any(name in config for name in _BLOCK_KEYS):
             return config, f"[{number}].config."
     return whole, ""
 
 
-def _block(path: Path, whole: dict[str, Any], name: str, above: str) -> DatasetFile:
+def _read_block(path: Path, whole: dict[str, Any], name: str, above: str) -> DatasetFile:
     values = whole[name]
     if not isinstance(values, dict):
-        raise InputError(f"{path}: {above}{name} holds {_kind(values)}, not settings; {_REMEDY}.")
-    written = Written(path, f"{above}{name}.")
+        raise InputError(
+            f"{path}: {above}{name} holds {_describe_type(values)}, not settings; {_REMEDY}."
+        )
+    written = ConfigLocation(path, f"{above}{name}.")
     if len(whole) > 1 or above:
         written = written.told(f"{above}{name} is read, and the rest is not")
     return DatasetFile(values, written)
 
 
-def _trainer(whole: dict[str, Any]) -> dict[str, Any]:
+def _find_trainer_datasets(whole: dict[str, Any]) -> dict[str, Any]:
     """The data sets in a trainer's file, by where they stand."""
     found = {}
     modules = whole.get("modules")
@@ -142,33 +145,36 @@ def _trainer(whole: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_trainer(path: Path, named: dict[str, Any]) -> DatasetFile:
+def _read_trainer_dataset(path: Path, named: dict[str, Any]) -> DatasetFile:
     (place, name), *others = named.items()
     for other, also in others:
         if also != name:
             raise InputError(
-                f"{path}: {place} is {shown(name)} and {other} {shown(also)}, and one data set is read; leave the "
+                f"{path}: {place} is {quote_value(name)} and {other} {quote_value(also)}, and one data set is "
+                f"read; leave the "
                 "other out, or write datasets: and a list of both."
             )
     if not isinstance(name, str) or not name:
         raise InputError(
-            f"{path}: {place} is {shown(name)}, and names no data set; write a path or a Hub id."
+            f"{path}: {place} is {quote_value(name)}, and names no data set; write a path or a Hub id."
         )
-    written = Written(path, place.removesuffix(_TRAINER_KEY), has_block=False)
+    written = ConfigLocation(path, place.removesuffix(_TRAINER_KEY), has_block=False)
     return DatasetFile(
         {"dataset_path": name},
         written.told(f"{place} ({name}) is read, and the rest is the trainer's"),
     )
 
 
-def _holds(whole: Mapping[str, Any]) -> str:
+def _describe_keys(whole: Mapping[str, Any]) -> str:
     names = list(whole)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    hint = next((found for name in names if (found := nearest(name, [*_BLOCKS, *_OWN]))), "")
-    listed = ", ".join(shown(name) for name in names[:_SHOWN]) or "nothing"
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    hint = next(
+        (found for name in names if (found := suggest(name, [*_BLOCK_KEYS, *_DATASET_KEYS]))), ""
+    )
+    listed = ", ".join(quote_value(name) for name in names[:_MAX_LISTED]) or "nothing"
     return f"it holds {listed}{more}{hint}"
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     kinds = {list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
     return kinds.get(type(value), "a number" if isinstance(value, (int, float)) else "a mapping")

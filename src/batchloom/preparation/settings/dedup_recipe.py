@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import nearest, shown, whole
-from batchloom.preparation.dedup import MINHASH_VERSION, Pieces, bands_for
+from batchloom.core.settings import as_int, quote_value, suggest
+from batchloom.preparation.dedup import MINHASH_VERSION, RepeatUnit, choose_banding
 from batchloom.store.format import Banding
 
-Dedup = Literal["none", "exact", "lines", "paragraphs", "near"]
+DedupMode = Literal["none", "exact", "lines", "paragraphs", "near"]
 
-DEDUPS = ("none", "exact", "lines", "paragraphs", "near")
-_BANDING = ("bands", "rows")
-_MOST_HASHES = 4096
-_MOST_SHINGLE = 1024
+DEDUP_MODES = ("none", "exact", "lines", "paragraphs", "near")
+_BANDING_FIELDS = ("bands", "rows")
+_MAX_HASHES = 4096
+_MAX_SHINGLE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class DedupRecipe:
             compared with all that it has: 8 bytes a band and document.
     """
 
-    mode: Dedup = "exact"
+    mode: DedupMode = "exact"
     bands: int = 14
     rows: int = 8
     shingle: int = 5
@@ -47,7 +47,7 @@ class DedupRecipe:
     def banding(self) -> Banding:
         """How keys of bands are made."""
         near = self.similarity
-        bands, rows = (self.bands, self.rows) if near is None else bands_for(near)
+        bands, rows = (self.bands, self.rows) if near is None else choose_banding(near)
         return Banding(bands, rows, self.shingle, MINHASH_VERSION)
 
     @property
@@ -58,40 +58,42 @@ class DedupRecipe:
         return self.banding
 
     @property
-    def pieces(self) -> Pieces | None:
+    def pieces(self) -> RepeatUnit | None:
         """What is left out where it stood before; None where only whole documents are."""
         return self.mode if self.mode in ("lines", "paragraphs") else None
 
     def problems(self) -> list[str]:
         """What is wrong with these values, by the names ``prepare`` takes them under."""
         problems = []
-        if self.mode not in DEDUPS:
-            hint = nearest(self.mode, DEDUPS) if isinstance(self.mode, str) else ""
-            problems.append(f"dedup: {shown(self.mode)} is none of {', '.join(DEDUPS)}{hint}")
+        if self.mode not in DEDUP_MODES:
+            hint = suggest(self.mode, DEDUP_MODES) if isinstance(self.mode, str) else ""
+            problems.append(
+                f"dedup: {quote_value(self.mode)} is none of {', '.join(DEDUP_MODES)}{hint}"
+            )
         for name, most in (
-            ("bands", _MOST_HASHES),
-            ("rows", _MOST_HASHES),
-            ("shingle", _MOST_SHINGLE),
+            ("bands", _MAX_HASHES),
+            ("rows", _MAX_HASHES),
+            ("shingle", _MAX_SHINGLE),
         ):
-            value = whole(getattr(self, name))
+            value = as_int(getattr(self, name))
             if value is None or not 1 <= value <= most:
-                given = shown(getattr(self, name))
+                given = quote_value(getattr(self, name))
                 problems.append(f"dedup.{name}: {given} is not a whole number from 1 to {most:,}")
             elif value != getattr(DedupRecipe(), name) and self.mode != "near":
                 problems.append(
-                    f"dedup.{name}: belongs to mode near, and mode is {shown(self.mode)}; leave it out"
+                    f"dedup.{name}: belongs to mode near, and mode is {quote_value(self.mode)}; leave it out"
                 )
-        if not problems and self.bands * self.rows > _MOST_HASHES:
+        if not problems and self.bands * self.rows > _MAX_HASHES:
             problems.append(
                 f"dedup.bands: {self.bands} of {self.rows} rows are {self.bands * self.rows:,} hashes a document; "
-                f"choose at most {_MOST_HASHES:,}"
+                f"choose at most {_MAX_HASHES:,}"
             )
         keep: object = self.keep_signatures
         if not isinstance(keep, bool):
-            problems.append(f"dedup.keep_signatures: {shown(keep)} is neither true nor false")
+            problems.append(f"dedup.keep_signatures: {quote_value(keep)} is neither true nor false")
         elif not keep and self.mode != "near":
             problems.append(
-                f"dedup.keep_signatures: belongs to mode near, and mode is {shown(self.mode)}; leave it out"
+                f"dedup.keep_signatures: belongs to mode near, and mode is {quote_value(self.mode)}; leave it out"
             )
         return problems + self._similarity_problems()
 
@@ -100,17 +102,17 @@ class DedupRecipe:
         if given is None:
             return []
         if isinstance(given, bool) or not isinstance(given, (int, float)):
-            return [f"dedup.similarity: {shown(given)} is no number; try 0.8"]
+            return [f"dedup.similarity: {quote_value(given)} is no number; try 0.8"]
         try:
-            bands_for(given)
+            choose_banding(given)
         except SettingsError as error:
             return list(error.problems)
         if self.mode != "near":
             return [
-                f"dedup.similarity: belongs to mode near, and mode is {shown(self.mode)}; leave it out"
+                f"dedup.similarity: belongs to mode near, and mode is {quote_value(self.mode)}; leave it out"
             ]
         usual = DedupRecipe()
-        said = [name for name in _BANDING if getattr(self, name) != getattr(usual, name)]
+        said = [name for name in _BANDING_FIELDS if getattr(self, name) != getattr(usual, name)]
         return [
             f"dedup.similarity: bands and rows follow from it, and {name} is given; leave one of them out"
             for name in said[:1]

@@ -8,95 +8,100 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from batchloom.core.addresses import is_url, shown
+from batchloom.core.addresses import is_url, redact_url
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import to_plain
 from batchloom.sources import (
-    Asked,
-    Limits,
-    Part,
+    DeclaredInput,
     PartReader,
     PartStream,
+    ReadLimits,
     ReadRules,
-    error_of,
+    SourcePart,
     list_sources,
+    make_bad_record_error,
 )
 from batchloom.sources.files import Source
-from batchloom.store.write import write_pieces
-from batchloom.text import CleanStep, Decontaminate, filled, settings_of
-from batchloom.text.decontamination import Overlap, build_index
-from batchloom.text.quality import bad_words
+from batchloom.store.write import write_chunks
+from batchloom.text import (
+    CleanStep,
+    DecontaminationSettings,
+    fill_step_defaults,
+    parse_step_settings,
+)
+from batchloom.text.decontamination import OverlapIndex, build_index
+from batchloom.text.quality import read_bad_words
 
 DECONTAMINATE = "decontaminate"
 BAD_WORDS = "bad_words"
-_DEEPEST = 32
+_MAX_DEPTH = 32
 # What is skipped of a set would be trained on unseen.
-_FOLLOWED = Asked(follow_links=True)
+_FOLLOW_LINKS = DeclaredInput(follow_links=True)
 # A file written again so soon after may have the very same times.
-_SETTLED_NS = 2_000_000_000
+_MIN_AGE_NS = 2_000_000_000
 
 # Of each file of a set, in order: how it is read, and the XXH3-128 of its bytes after decompression.
-_Contents = list[tuple[str, str]]
+_SetContents = list[tuple[str, str]]
 
 
-def with_index(
-    settings: Decontaminate, folder: Path, tell: Callable[[str], None] | None = None
-) -> Decontaminate:
+def build_overlap_index(
+    settings: DecontaminationSettings, folder: Path, tell: Callable[[str], None] | None = None
+) -> DecontaminationSettings:
     """The settings with the index of their sets, which is made in ``folder``, or was there.
 
     Raises:
         InputError: a file of a set cannot be read or changes meanwhile, a record of it cannot be
             used, or no field of a set has ``min_words`` words.
     """
-    named = _identity(
-        settings, {name: _contents_of(place) for name, place in settings.sets.items()}
+    named = _fingerprint_index(
+        settings, {name: _hash_contents(place) for name, place in settings.sets.items()}
     )
     path = folder / f"evaluation_sets.{named}.index"
     if not path.exists():
-        read: dict[str, _Contents] = {name: [] for name in settings.sets}
-        index = _built(settings, read)
-        if _identity(settings, read) != named:
-            raise InputError(_changed(settings.sets.values()))
-        write_pieces(path, index.pieces())
+        read: dict[str, _SetContents] = {name: [] for name in settings.sets}
+        index = _index_sets(settings, read)
+        if _fingerprint_index(settings, read) != named:
+            raise InputError(_describe_changed(settings.sets.values()))
+        write_chunks(path, index.pieces())
         if tell:
-            tell(_told(settings, index))
+            tell(_describe_index(settings, index))
     # Workers read it from the file, and its name is kept; it may be large.
     return replace(settings, index=str(path))
 
 
-def index_of(settings: Decontaminate) -> Overlap:
+def compute_overlap_index(settings: DecontaminationSettings) -> OverlapIndex:
     """The index of the sets that the settings name."""
-    return _built(settings, {name: [] for name in settings.sets})
+    return _index_sets(settings, {name: [] for name in settings.sets})
 
 
-def steps_with_index(
+def build_step_indexes(
     steps: Sequence[CleanStep], folder: Path, tell: Callable[[str], None]
 ) -> tuple[CleanStep, ...]:
     """The steps as workers take them: where one looks for evaluation sets, with the index of them."""
     ready = []
     for step in steps:
         if step.name == DECONTAMINATE:
-            settings = with_index(settings_of(step), folder, tell)
+            settings = build_overlap_index(parse_step_settings(step), folder, tell)
             step = CleanStep(step.name, to_plain(settings))  # noqa: PLW2901 - what it becomes
         ready.append(step)
     return tuple(ready)
 
 
-def clean_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
+def clean_steps_to_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:
     """The steps as a manifest holds them: every setting said, absolute places by their last name only."""
     plain = []
-    for step in filled(steps):
+    for step in fill_step_defaults(steps):
         settings = {name: value for name, value in step.settings.items() if name != "index"}
         if step.name == DECONTAMINATE:
-            settings["sets"] = {name: _label(place) for name, place in settings["sets"].items()}
+            settings["sets"] = {name: _set_label(place) for name, place in settings["sets"].items()}
         if settings.get(BAD_WORDS):
-            settings[BAD_WORDS] = _label(settings[BAD_WORDS])
+            settings[BAD_WORDS] = _set_label(settings[BAD_WORDS])
         plain.append(CleanStep(step.name, settings))
     return tuple(plain)
 
 
-def files_identity(steps: Sequence[CleanStep]) -> str | None:
+def fingerprint_step_files(steps: Sequence[CleanStep]) -> str | None:
     """What names the contents of all files that these steps look into; None where they need none.
 
     It is found by reading their bytes alone; whether they can be used is found by who makes an index of them.
@@ -106,39 +111,39 @@ def files_identity(steps: Sequence[CleanStep]) -> str | None:
     """
     found: list[Any] = []
     for step in steps:
-        settings = settings_of(step)
-        if isinstance(settings, Decontaminate):
-            contents = {name: _contents_of(place) for name, place in settings.sets.items()}
-            found.append(_identity(settings, contents))
+        settings = parse_step_settings(step)
+        if isinstance(settings, DecontaminationSettings):
+            contents = {name: _hash_contents(place) for name, place in settings.sets.items()}
+            found.append(_fingerprint_index(settings, contents))
         elif words := getattr(settings, BAD_WORDS, None):
-            found.append(sorted(bad_words(words)))
+            found.append(sorted(read_bad_words(words)))
     return fingerprint(found) if found else None
 
 
-def refuse_changed(steps: Sequence[CleanStep], named: str | None) -> None:
+def check_files_unchanged(steps: Sequence[CleanStep], named: str | None) -> None:
     """Make sure that the files these steps look into are still those that a job is named by.
 
     Args:
         steps: the steps.
-        named: what :func:`files_identity` gave of them.
+        named: what :func:`fingerprint_step_files` gave of them.
 
     Raises:
         InputError: they are not.
     """
-    if files_identity(steps) == named:
+    if fingerprint_step_files(steps) == named:
         return
     places: list[str] = []
-    for settings in map(settings_of, steps):
-        places += settings.sets.values() if isinstance(settings, Decontaminate) else ()
+    for settings in map(parse_step_settings, steps):
+        places += settings.sets.values() if isinstance(settings, DecontaminationSettings) else ()
         places += filter(None, [getattr(settings, BAD_WORDS, None)])
-    raise InputError(_changed(places))
+    raise InputError(_describe_changed(places))
 
 
-def _label(place: str) -> str:
+def _set_label(place: str) -> str:
     return PurePath(place).name if PurePath(place).is_absolute() else place
 
 
-def records_of(place: str) -> Iterator[tuple[str, ...]]:
+def iter_set_records(place: str) -> Iterator[tuple[str, ...]]:
     """The records of an evaluation set: of each the texts of its fields, in order.
 
     Args:
@@ -149,88 +154,93 @@ def records_of(place: str) -> Iterator[tuple[str, ...]]:
         InputMissingError, InputError: it cannot be read.
         RecordError: a record cannot be used: an evaluation set is looked for whole or not at all.
     """
-    return _records(place, [])
+    return _iter_records(place, [])
 
 
-def _records(place: str, read: _Contents) -> Iterator[tuple[str, ...]]:
+def _iter_records(place: str, read: _SetContents) -> Iterator[tuple[str, ...]]:
     """The records of a set, and when they are through, what they were read from in ``read``."""
-    rules = ReadRules(None, "line", Limits())
-    for source in list_sources([place], asked=[_FOLLOWED]).sources:
-        with PartReader(Part(source, 0, source.size), rules) as reader:
+    rules = ReadRules(None, "line", ReadLimits())
+    for source in list_sources([place], asked=[_FOLLOW_LINKS]).sources:
+        with PartReader(SourcePart(source, 0, source.size), rules) as reader:
             before = 0
             for found in reader:
                 if found.bad:
-                    raise error_of(source, rules, before, found.bad[0])
+                    raise make_bad_record_error(source, rules, before, found.bad[0])
                 before += found.seen
                 for value in found.values:
-                    yield tuple(_texts(value, 0))
+                    yield tuple(_iter_nested_texts(value, 0))
             read.append((source.kind, reader.finish().hex()))
 
 
-def _built(settings: Decontaminate, read: Mapping[str, _Contents]) -> Overlap:
+def _index_sets(
+    settings: DecontaminationSettings, read: Mapping[str, _SetContents]
+) -> OverlapIndex:
     """The index, and by set what it was made of in ``read``."""
-    records = {name: _records(place, read[name]) for name, place in settings.sets.items()}
+    records = {name: _iter_records(place, read[name]) for name, place in settings.sets.items()}
     return build_index(records, words=settings.words, min_words=settings.min_words)
 
 
-def _identity(settings: Decontaminate, contents: Mapping[str, _Contents]) -> str:
+def _fingerprint_index(
+    settings: DecontaminationSettings, contents: Mapping[str, _SetContents]
+) -> str:
     """What decides an index: the sets in their order, whose first one a shared n-gram is told of."""
     sets = [[name, contents[name]] for name in settings.sets]
     return fingerprint([sets, settings.words, settings.min_words])
 
 
-def _contents_of(place: str) -> _Contents:
+def _hash_contents(place: str) -> _SetContents:
     """What an evaluation set holds, told by its bytes."""
     return [
-        (source.kind, _hash_of(source))
-        for source in list_sources([place], asked=[_FOLLOWED]).sources
+        (source.kind, _hash_file(source))
+        for source in list_sources([place], asked=[_FOLLOW_LINKS]).sources
     ]
 
 
-def _hash_of(source: Source) -> str:
+def _hash_file(source: Source) -> str:
     """The XXH3-128 of the bytes of a file, which is read once as long as it is surely the same."""
     if is_url(source.path):
-        return _known_hash(source, (0, 0, 0))
+        return _cached_file_hash(source, (0, 0, 0))
     try:
         now = os.stat(source.file)  # noqa: PTH116 - as it was listed
     except OSError:
         # Whoever opens it says what is wrong.
-        return _read_hash(source)
+        return _compute_file_hash(source)
     # No writer can set this time, so it tells also of a file that has its size and date again.
-    if time.time_ns() - now.st_ctime_ns < _SETTLED_NS:
-        return _read_hash(source)
-    return _known_hash(source, (now.st_dev, now.st_ino, now.st_ctime_ns))
+    if time.time_ns() - now.st_ctime_ns < _MIN_AGE_NS:
+        return _compute_file_hash(source)
+    return _cached_file_hash(source, (now.st_dev, now.st_ino, now.st_ctime_ns))
 
 
 @lru_cache(maxsize=4096)
-def _known_hash(source: Source, written: tuple[int, int, int]) -> str:  # noqa: ARG001 - it changes with the file
-    return _read_hash(source)
+def _cached_file_hash(source: Source, written: tuple[int, int, int]) -> str:  # noqa: ARG001 - it changes with the file
+    return _compute_file_hash(source)
 
 
-def _read_hash(source: Source) -> str:
+def _compute_file_hash(source: Source) -> str:
     with PartStream(source) as stream:
         return stream.finish().hex()
 
 
-def _texts(value: Any, depth: int) -> Iterator[str]:
+def _iter_nested_texts(value: Any, depth: int) -> Iterator[str]:
     """Every text in a value, those of lists and objects in it too."""
     if isinstance(value, str):
         yield value
-    elif depth < _DEEPEST and isinstance(value, Mapping):
+    elif depth < _MAX_DEPTH and isinstance(value, Mapping):
         for item in value.values():
-            yield from _texts(item, depth + 1)
-    elif depth < _DEEPEST and isinstance(value, (list, tuple)):
+            yield from _iter_nested_texts(item, depth + 1)
+    elif depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
         for item in value:
-            yield from _texts(item, depth + 1)
+            yield from _iter_nested_texts(item, depth + 1)
 
 
-def _told(settings: Decontaminate, index: Overlap) -> str:
+def _describe_index(settings: DecontaminationSettings, index: OverlapIndex) -> str:
     names = ", ".join(settings.sets)
     return f"Documents that share {settings.words} words with {names} are dropped: {len(index.hashes):,} n-grams."
 
 
-def _changed(places: Iterable[str]) -> str:
+def _describe_changed(places: Iterable[str]) -> str:
     return (
-        f"What cleaning looks into ({', '.join(map(shown, places))}) was changed while it was used; let its writer "
+        f"What cleaning looks into ({', '.join(map(redact_url, places))}) was changed while it was used; let its "
+        f"writer "
         "finish, then give the command again with --restart."
     )

@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import is_text, nearest, raise_problems, shown, to_plain, whole
+from batchloom.core.settings import as_int, is_text, quote_value, raise_problems, suggest, to_plain
 
 _SENTINELS = ("prefix", "suffix", "middle")
-_MOST_SEED = (1 << 128) - 1
+_MAX_SEED = (1 << 128) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fim:
+class FimRecipe:
     """Texts of which the middle stands last, so that a model learns to fill it in (Bavarian et al. 2022).
 
     What is wrong with one is told by the recipe that holds it, with all else that is wrong.
@@ -39,16 +39,18 @@ class Fim:
     def problems(self) -> list[str]:
         """What is wrong with these values, by the names ``prepare`` takes them under."""
         problems = [
-            f"fim.{name}: {shown(getattr(self, name))} is no share from 0 to 1"
+            f"fim.{name}: {quote_value(getattr(self, name))} is no share from 0 to 1"
             for name in ("rate", "spm_rate")
-            if not _is_share(getattr(self, name))
+            if not _is_fraction(getattr(self, name))
         ]
-        seed = whole(self.seed)
-        if seed is None or abs(seed) > _MOST_SEED:
-            problems.append(f"fim.seed: {shown(self.seed)} is no whole number of at most 128 bits")
+        seed = as_int(self.seed)
+        if seed is None or abs(seed) > _MAX_SEED:
+            problems.append(
+                f"fim.seed: {quote_value(self.seed)} is no whole number of at most 128 bits"
+            )
         given = [name for name in _SENTINELS if getattr(self, name) is not None]
         problems += [
-            f"fim.{name}: {shown(getattr(self, name))} is no token; name one of the tokenizer's"
+            f"fim.{name}: {quote_value(getattr(self, name))} is no token; name one of the tokenizer's"
             for name in given
             if not is_text(getattr(self, name))
         ]
@@ -60,13 +62,13 @@ class Fim:
         return problems
 
 
-def _is_share(value: object) -> bool:
+def _is_fraction(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return 0 <= value <= 1
 
 
-def fim_of(value: object) -> Fim | None:
+def parse_fim(value: object) -> FimRecipe | None:
     """Fill-in-the-middle as a rate, as settings, or as the value itself; None where the rate is 0.
 
     Raises:
@@ -75,29 +77,29 @@ def fim_of(value: object) -> Fim | None:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        known = [field.name for field in fields(Fim)]
+        known = [field.name for field in fields(FimRecipe)]
         raise_problems(
             [
-                f"fim.{name}: unknown setting{nearest(str(name), known)}"
+                f"fim.{name}: unknown setting{suggest(str(name), known)}"
                 for name in value
                 if name not in known
             ]
         )
-        value = Fim(**value)
-    elif not isinstance(value, Fim):
+        value = FimRecipe(**value)
+    elif not isinstance(value, FimRecipe):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise SettingsError(
-                [f"fim: {shown(value)} is no rate; write 0.5, or {{rate: 0.5, ...}}"]
+                [f"fim: {quote_value(value)} is no rate; write 0.5, or {{rate: 0.5, ...}}"]
             )
-        value = Fim(rate=value)
+        value = FimRecipe(rate=value)
     return value if value.rate != 0 or value.problems() else None
 
 
-def fim_plain(fim: Fim | None) -> Any:
+def fim_to_plain(fim: FimRecipe | None) -> Any:
     """The same as a plain value: its rate where that says all."""
     if fim is None:
         return None
-    said, usual = to_plain(fim), to_plain(Fim())
+    said, usual = to_plain(fim), to_plain(FimRecipe())
     plain = {name: one for name, one in said.items() if one != usual[name] or name == "rate"}
     # 1 and 1.0 are one recipe and must have one fingerprint.
     plain |= {name: float(plain[name]) for name in ("rate", "spm_rate") if name in plain}

@@ -6,16 +6,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
-from batchloom.core.addresses import shown as address
+from batchloom.core.addresses import redact_url as address
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import is_text, nearest, raise_problems, shown, to_plain
-from batchloom.media import MediaLimits, Sampling, read_processor_files
-from batchloom.preparation.settings.processor_lookup import names_repository, processor_folder
+from batchloom.core.settings import is_text, quote_value, raise_problems, suggest, to_plain
+from batchloom.media import FrameSampling, MediaLimits, read_processor_files
+from batchloom.preparation.settings.processor_lookup import (
+    find_processor_folder,
+    is_repository_name,
+)
 
-Keep = Literal["reference", "embed"]
-KEEP: tuple[str, ...] = get_args(Keep)
-_LIMITS = tuple(field.name for field in fields(MediaLimits))
-_SAMPLING = {f"video_{field.name}": field.name for field in fields(Sampling)}
+MediaStorage = Literal["reference", "embed"]
+MEDIA_STORAGES: tuple[str, ...] = get_args(MediaStorage)
+_LIMIT_FIELDS = tuple(field.name for field in fields(MediaLimits))
+_SAMPLING_FIELDS = {f"video_{field.name}": field.name for field in fields(FrameSampling)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +38,26 @@ class MediaRecipe:
 
     processor: str
     data_folder: str | None = None
-    keep: Keep = "reference"
+    keep: MediaStorage = "reference"
     limits: MediaLimits = field(default_factory=MediaLimits)
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: FrameSampling = field(default_factory=FrameSampling)
 
     def problems(self) -> list[str]:
         """What is wrong with these values, by their names."""
         problems = [
-            f"media.{name}: {shown(value)} is no path; name a folder"
+            f"media.{name}: {quote_value(value)} is no path; name a folder"
             for name, value in (("processor", self.processor), ("data_folder", self.data_folder))
             if value is not None and (not is_text(value) or "\0" in value)
         ]
-        if self.keep not in KEEP:
-            hint = nearest(str(self.keep), KEEP)
-            problems.append(f"media.keep: {shown(self.keep)} is none of {', '.join(KEEP)}{hint}")
+        if self.keep not in MEDIA_STORAGES:
+            hint = suggest(str(self.keep), MEDIA_STORAGES)
+            problems.append(
+                f"media.keep: {quote_value(self.keep)} is none of {', '.join(MEDIA_STORAGES)}{hint}"
+            )
         return problems
 
 
-def media_of(value: object) -> MediaRecipe | None:
+def parse_media(value: object) -> MediaRecipe | None:
     """The settings of media as a mapping, or as the value itself; None for none.
 
     Raises:
@@ -61,10 +66,12 @@ def media_of(value: object) -> MediaRecipe | None:
     if value is None or isinstance(value, MediaRecipe):
         return value
     if not isinstance(value, Mapping):
-        raise SettingsError([f"media: {shown(value)} is no mapping; write {{processor: FOLDER}}"])
-    known = ("processor", "data_folder", "keep", *_LIMITS, *_SAMPLING)
+        raise SettingsError(
+            [f"media: {quote_value(value)} is no mapping; write {{processor: FOLDER}}"]
+        )
+    known = ("processor", "data_folder", "keep", *_LIMIT_FIELDS, *_SAMPLING_FIELDS)
     problems = [
-        f"media.{name}: unknown setting{nearest(str(name), known)}"
+        f"media.{name}: unknown setting{suggest(str(name), known)}"
         for name in value
         if name not in (*known, "data_folder_name")
     ]
@@ -80,61 +87,63 @@ def media_of(value: object) -> MediaRecipe | None:
     if said.pop("data_folder_name", None) is not None and "data_folder" not in said:
         problems.append(
             "media.data_folder: the store was made of media below a folder "
-            f"{shown(value['data_folder_name'])}; say where that is (--data-folder)"
+            f"{quote_value(value['data_folder_name'])}; say where that is (--data-folder)"
         )
     if "video_fps" in said and "video_frames" in said:
         problems.append("media.video_frames: video_fps says how many frames, too; give one of them")
-    limits, sampling = MediaLimits(), Sampling()
+    limits, sampling = MediaLimits(), FrameSampling()
     try:
-        limits = MediaLimits(**{name: said[name] for name in _LIMITS if name in said})
+        limits = MediaLimits(**{name: said[name] for name in _LIMIT_FIELDS if name in said})
     except SettingsError as error:
         problems += [f"media.{one}" for one in error.problems]
     try:
-        wanted = {own: said[name] for name, own in _SAMPLING.items() if name in said}
-        sampling = Sampling(**wanted)
+        wanted = {own: said[name] for name, own in _SAMPLING_FIELDS.items() if name in said}
+        sampling = FrameSampling(**wanted)
     except SettingsError as error:
         problems += [f"media.video_{one}" for one in error.problems]
     raise_problems(problems)
-    rest = {name: one for name, one in said.items() if name not in (*_LIMITS, *_SAMPLING)}
+    rest = {
+        name: one for name, one in said.items() if name not in (*_LIMIT_FIELDS, *_SAMPLING_FIELDS)
+    }
     return MediaRecipe(**rest, limits=limits, sampling=sampling)
 
 
-def media_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
+def media_to_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
     """The settings of media as a recipe file has them; what is as usual is left out."""
     if media is None:
         return None
     said = {"processor": media.processor, "data_folder": media.data_folder}
     keep = {} if media.keep == "reference" else {"keep": media.keep}
-    usual = to_plain(MediaLimits()) | _sampling_plain(Sampling())
-    amounts = to_plain(media.limits) | _sampling_plain(media.sampling)
+    usual = to_plain(MediaLimits()) | _sampling_to_plain(FrameSampling())
+    amounts = to_plain(media.limits) | _sampling_to_plain(media.sampling)
     changed = {name: one for name, one in amounts.items() if one != usual[name]}
     return {name: one for name, one in said.items() if one is not None} | keep | changed
 
 
-def _sampling_plain(sampling: Sampling) -> dict[str, Any]:
+def _sampling_to_plain(sampling: FrameSampling) -> dict[str, Any]:
     plain = to_plain(sampling)
-    return {name: plain[own] for name, own in _SAMPLING.items()}
+    return {name: plain[own] for name, own in _SAMPLING_FIELDS.items()}
 
 
-def fingerprint_of(processor: str) -> str:
+def compute_processor_fingerprint(processor: str) -> str:
     """What names the processor that a recipe names: 32 hex digits.
 
     Raises:
         InputError, MissingDependencyError: there is no such processor, or it cannot be had.
     """
-    return read_processor_files(processor_folder(processor)).fingerprint
+    return read_processor_files(find_processor_folder(processor)).fingerprint
 
 
-def media_plain(media: MediaRecipe) -> dict[str, Any]:
+def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
     """The same as the manifest holds it: the processor by name and content, no absolute paths.
 
     Raises:
         InputError: there is no such processor.
     """
-    plain = media_settings(media) or {}
-    if not names_repository(media.processor):
+    plain = media_to_settings(media) or {}
+    if not is_repository_name(media.processor):
         plain["processor"] = Path(media.processor).absolute().name
-    plain["processor_fingerprint"] = fingerprint_of(media.processor)
+    plain["processor_fingerprint"] = compute_processor_fingerprint(media.processor)
     if media.data_folder is not None and PurePath(media.data_folder).is_absolute():
         plain["data_folder_name"] = Path(plain.pop("data_folder")).name
     elif media.data_folder is not None:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 
-Overlong = Literal["drop", "truncate-turns", "split", "error"]
-OVERLONG: tuple[str, ...] = get_args(Overlong)
+OverlongPolicy = Literal["drop", "truncate-turns", "split", "error"]
+OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
 
 
 class OverlongError(InputError):
@@ -28,7 +28,7 @@ class OverlongError(InputError):
         return type(self), (self.number, self.reason)
 
 
-class Piece(NamedTuple):
+class ConversationSegment(NamedTuple):
     """A stretch of a conversation's tokens, for a document of its own.
 
     Attributes:
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     trains: bool
 
 
-def fit_turns(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
+def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
     """How many tokens are left of a conversation when whole turns are left out from its end.
 
     Every turn that is kept still follows what it answers, and a trained one is last.
@@ -63,12 +63,14 @@ def fit_turns(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
     return max((stop for stop in ends if stop <= limit), default=0)
 
 
-def cut(mask: NDArray[np.bool_], limit: int) -> list[Piece]:
+def split_at_limit(mask: NDArray[np.bool_], limit: int) -> list[ConversationSegment]:
     """Consecutive pieces of ``limit`` tokens, the last of what is left.
 
     Nothing is trained on the first token of a piece, which nothing foretells.
     """
     return [
-        Piece(start, min(start + limit, mask.size), bool(mask[start + 1 : start + limit].any()))
+        ConversationSegment(
+            start, min(start + limit, mask.size), bool(mask[start + 1 : start + limit].any())
+        )
         for start in range(0, mask.size, limit)
     ]

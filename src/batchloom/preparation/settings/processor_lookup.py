@@ -4,10 +4,10 @@ from pathlib import Path
 
 from batchloom.core.errors import InputError
 from batchloom.media import PROCESSOR_FILES, TEMPLATE_FILES
-from batchloom.tokens import HUB_ID, Wanted, hub_folder
+from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder
 
-_FOLDER = "give the folder that a processor's save_pretrained wrote"
-_WANTED = Wanted(
+_FOLDER_HINT = "give the folder that a processor's save_pretrained wrote"
+_REQUIRED_FILES = RepositoryFiles(
     # video_preprocessor_config.json makes no processor of its own.
     PROCESSOR_FILES[:2],
     (
@@ -19,17 +19,17 @@ _WANTED = Wanted(
         "config.json",
     ),
     InputError,
-    f"it is of no processor; {_FOLDER}",
-    f"{_FOLDER} (there is none of this name here)",
+    f"it is of no processor; {_FOLDER_HINT}",
+    f"{_FOLDER_HINT} (there is none of this name here)",
 )
 
 
-def names_repository(named: str) -> bool:
+def is_repository_name(named: str) -> bool:
     """Whether this names a repository of the Hub: no such path is here, and it is written as one."""
-    return HUB_ID.fullmatch(named) is not None and not Path(named).exists()
+    return HUB_ID_PATTERN.fullmatch(named) is not None and not Path(named).exists()
 
 
-def processor_folder(named: str) -> Path:
+def find_processor_folder(named: str) -> Path:
     """The folder of a processor, after fetching it from the Hub where it is one of its repositories.
 
     What the local cache of the Hub holds is not asked for again.
@@ -38,6 +38,6 @@ def processor_folder(named: str) -> Path:
         MissingDependencyError: it is to come from the Hub, and huggingface_hub is not installed.
         InputError: it is to come from the Hub, and does not.
     """
-    if names_repository(named):
-        return hub_folder(named, _WANTED)
+    if is_repository_name(named):
+        return fetch_hub_folder(named, _REQUIRED_FILES)
     return Path(named).expanduser()

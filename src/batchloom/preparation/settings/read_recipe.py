@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchloom.chat.schema import mapping_problems
-from batchloom.core.settings import is_switch, is_text, nearest, shown
-from batchloom.preparation.settings.fim_recipe import Fim
+from batchloom.chat.schema import find_mapping_problems
+from batchloom.core.settings import is_bool, is_text, quote_value, suggest
+from batchloom.preparation.settings.fim_recipe import FimRecipe
 from batchloom.preparation.settings.media_recipe import MediaRecipe
-from batchloom.sources import Asked, Limits, ReadRules
-from batchloom.sources.files import FORMS, SPLIT_WORDS, Form
-from batchloom.text import CleanStep, clean_problems
+from batchloom.sources import DeclaredInput, ReadLimits, ReadRules
+from batchloom.sources.files import INPUT_FORMATS, SPLIT_WORDS, InputFormat
+from batchloom.text import CleanStep, find_clean_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,40 +40,42 @@ class ReadRecipe:
     split_on: str = "auto"
     normalize: bool = True
     clean: tuple[CleanStep, ...] = ()
-    fim: Fim | None = None
+    fim: FimRecipe | None = None
     media: MediaRecipe | None = None
 
-    def rules(self, limits: Limits) -> ReadRules:
+    def rules(self, limits: ReadLimits) -> ReadRules:
         """What the sources need to know of it."""
         return ReadRules(self.text_field or "text", self.split_on, limits)
 
     def problems(self) -> list[str]:
         """What is wrong with these values, by the names ``prepare`` takes them under."""
-        problems = column_problems(self.text_field, self.mapping)
-        problems += _ignore_problems(self.ignore)
+        problems = check_column_settings(self.text_field, self.mapping)
+        problems += _check_ignore(self.ignore)
         if not is_text(self.split_on):
-            problems.append(not_a_word("split_on", self.split_on))
-        if not is_switch(self.normalize):
-            problems.append(f"normalize: {shown(self.normalize)} is neither True nor False")
+            problems.append(describe_non_text("split_on", self.split_on))
+        if not is_bool(self.normalize):
+            problems.append(f"normalize: {quote_value(self.normalize)} is neither True nor False")
         if not isinstance(self.clean, tuple) or any(
             not isinstance(one, CleanStep) for one in self.clean
         ):
-            problems.append(f"clean: {shown(self.clean)} are no steps; give a tuple of CleanStep")
+            problems.append(
+                f"clean: {quote_value(self.clean)} are no steps; give a tuple of CleanStep"
+            )
         else:
-            problems += clean_problems(self.clean)
+            problems += find_clean_problems(self.clean)
         fim: object = self.fim
-        if isinstance(fim, Fim):
+        if isinstance(fim, FimRecipe):
             problems += fim.problems()
         elif fim is not None:
-            problems.append(f"fim: {shown(fim)} is no Fim; give Fim(rate=0.5)")
+            problems.append(f"fim: {quote_value(fim)} is no Fim; give Fim(rate=0.5)")
         media: object = self.media
         if isinstance(media, MediaRecipe):
             problems += media.problems()
         elif media is not None:
             problems.append(
-                f"media: {shown(media)} is no MediaRecipe; give MediaRecipe(processor=...)"
+                f"media: {quote_value(media)} is no MediaRecipe; give MediaRecipe(processor=...)"
             )
-        return problems + _split_problems(self.split_on)
+        return problems + _check_split_on(self.split_on)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,27 +97,29 @@ class SourceRecipe:
     text_field: str | None = None
     mapping: Mapping[str, str] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
-    form: Form | None = None
+    form: InputFormat | None = None
     name: str | None = None
     weight: float | None = None
     place: str = field(default="", compare=False)
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> DeclaredInput:
         """What the listing needs to know of it."""
-        return Asked(self.form, self.place)
+        return DeclaredInput(self.form, self.place)
 
     def problems(self) -> list[str]:
         """What is wrong with these values, by their names."""
-        problems = column_problems(self.text_field, self.mapping)
-        problems += _ignore_problems(self.ignore)
-        if self.form is not None and self.form not in FORMS:
-            hint = nearest(str(self.form), FORMS)
-            problems.append(f"form: {shown(self.form)} is none of {', '.join(FORMS)}{hint}")
+        problems = check_column_settings(self.text_field, self.mapping)
+        problems += _check_ignore(self.ignore)
+        if self.form is not None and self.form not in INPUT_FORMATS:
+            hint = suggest(str(self.form), INPUT_FORMATS)
+            problems.append(
+                f"form: {quote_value(self.form)} is none of {', '.join(INPUT_FORMATS)}{hint}"
+            )
         if self.name is not None and not is_text(self.name):
-            problems.append(not_a_word("name", self.name))
+            problems.append(describe_non_text("name", self.name))
         if self.weight is not None and not is_weight(self.weight):
-            problems.append(f"weight: {shown(self.weight)} is not a finite number above 0")
+            problems.append(f"weight: {quote_value(self.weight)} is not a finite number above 0")
         return problems
 
 
@@ -129,7 +133,7 @@ def is_weight(value: object) -> bool:
         return False
 
 
-def source_plain(source: SourceRecipe, *, beside: bool) -> dict[str, Any]:
+def source_to_plain(source: SourceRecipe, *, beside: bool) -> dict[str, Any]:
     """What is said of one input as the manifest holds it: what is not said is left out.
 
     What its files were read as stands with the files.
@@ -148,13 +152,15 @@ def source_plain(source: SourceRecipe, *, beside: bool) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value}
 
 
-def sources_plain(sources: Sequence[SourceRecipe], *, beside: bool = True) -> list[dict[str, Any]]:
+def sources_to_plain(
+    sources: Sequence[SourceRecipe], *, beside: bool = True
+) -> list[dict[str, Any]]:
     """What is said of each input; of no input where nothing is said of any."""
-    plain = [source_plain(source, beside=beside) for source in sources]
+    plain = [source_to_plain(source, beside=beside) for source in sources]
     return plain if any(plain) else []
 
 
-def weights_note(sources: Sequence[SourceRecipe]) -> str:
+def describe_unused_weights(sources: Sequence[SourceRecipe]) -> str:
     """What to say of weights that nothing uses yet; empty where there are none."""
     found = [source.weight for source in sources if source.weight is not None]
     if not found:
@@ -166,32 +172,32 @@ def weights_note(sources: Sequence[SourceRecipe]) -> str:
     )
 
 
-def column_problems(text_field: object, mapping: object) -> list[str]:
+def check_column_settings(text_field: object, mapping: object) -> list[str]:
     """What is wrong with columns that are named for a text or for roles."""
     if not isinstance(mapping, Mapping):
-        problems = [f"mapping: {shown(mapping)} is no mapping of roles to columns"]
+        problems = [f"mapping: {quote_value(mapping)} is no mapping of roles to columns"]
     elif mapping and text_field is not None:
         problems = ["text_field: goes with no mapping; give mapping={'text': ...} alone"]
     else:
-        problems = list(mapping_problems(mapping))
+        problems = list(find_mapping_problems(mapping))
     if text_field is not None and not is_text(text_field):
-        problems.append(not_a_word("text_field", text_field))
+        problems.append(describe_non_text("text_field", text_field))
     return problems
 
 
-def _ignore_problems(ignore: object) -> list[str]:
+def _check_ignore(ignore: object) -> list[str]:
     if isinstance(ignore, tuple) and all(map(is_text, ignore)):
         return []
-    return [f"ignore: {shown(ignore)} is no list of names; give columns or message keys"]
+    return [f"ignore: {quote_value(ignore)} is no list of names; give columns or message keys"]
 
 
-def not_a_word(name: str, value: object) -> str:
+def describe_non_text(name: str, value: object) -> str:
     """The problem of a setting that should be a word."""
-    return f"{name}: {shown(value)} is not a word; give one or more Unicode characters"
+    return f"{name}: {quote_value(value)} is not a word; give one or more Unicode characters"
 
 
-def _split_problems(split_on: object) -> list[str]:
+def _check_split_on(split_on: object) -> list[str]:
     word = split_on.lower().rstrip("s") if isinstance(split_on, str) else ""
     if word not in SPLIT_WORDS or split_on in SPLIT_WORDS:
         return []
-    return [f"split_on: {shown(split_on)} is not known; did you mean {word!r}?"]
+    return [f"split_on: {quote_value(split_on)} is not known; did you mean {word!r}?"]

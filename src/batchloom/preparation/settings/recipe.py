@@ -10,26 +10,29 @@ from typing import Any, Literal
 
 import xxhash
 
-from batchloom.chat import BUILT_IN
+from batchloom.chat import BUILT_IN_TEMPLATES
 from batchloom.chat.templates import TrainOn
 from batchloom.core.errors import SettingsError
-from batchloom.core.files import read_regular
+from batchloom.core.files import read_regular_file
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.settings import is_switch, is_text, nearest, raise_problems, shown, to_plain
+from batchloom.core.settings import is_bool, is_text, quote_value, raise_problems, suggest, to_plain
 from batchloom.preparation.settings.chat_rules import ChatRules
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
-from batchloom.preparation.settings.evaluation_sets import clean_plain, files_identity
-from batchloom.preparation.settings.fim_recipe import fim_plain
-from batchloom.preparation.settings.media_recipe import media_plain
-from batchloom.preparation.settings.overlong_policy import OVERLONG, Overlong
+from batchloom.preparation.settings.evaluation_sets import (
+    clean_steps_to_plain,
+    fingerprint_step_files,
+)
+from batchloom.preparation.settings.fim_recipe import fim_to_plain
+from batchloom.preparation.settings.media_recipe import media_to_plain
+from batchloom.preparation.settings.overlong_policy import OVERLONG_POLICIES, OverlongPolicy
 from batchloom.preparation.settings.read_recipe import (
     ReadRecipe,
     SourceRecipe,
-    not_a_word,
-    sources_plain,
+    describe_non_text,
+    sources_to_plain,
 )
-from batchloom.preparation.settings.recipe_values import dedup_plain, steps_plain
-from batchloom.sources import input_labels
+from batchloom.preparation.settings.recipe_values import clean_steps_to_settings, dedup_to_plain
+from batchloom.sources import make_input_labels
 
 Dtype = Literal["auto", "uint16", "int32"]
 
@@ -37,13 +40,13 @@ _DTYPES = ("auto", "uint16", "int32")
 # Bounds what a shard's index and origins take in memory, whatever the documents' lengths.
 SHARD_DOCUMENTS = 1 << 20
 # Far above any shard and any input; numbers of tokens are kept in 64 bits.
-MOST_SHARD_TOKENS = 10**12
-_MOST_BAD = 10**18
-_BUDGET = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
+MAX_SHARD_TOKENS = 10**12
+_MAX_BAD_COUNT = 10**18
+_BAD_BUDGET_PATTERN = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
 # Settings that decide no byte of the shards.
-_BESIDE = ("inputs", "max_bad", "follow_links")
+_NON_IDENTITY_SETTINGS = ("inputs", "max_bad", "follow_links")
 # Settings that hold settings.
-_GROUPS = ("reading", "chat")
+_NESTED_SETTINGS = ("reading", "chat")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class ChatRecipe:
     template: str | None = None
     train_on: TrainOn | None = None
     max_tokens: int | None = None
-    overlong: Overlong = "drop"
+    overlong: OverlongPolicy = "drop"
     prove: bool = False
 
     def __post_init__(self) -> None:
@@ -73,15 +76,18 @@ class ChatRecipe:
             self.rules(completion=False)
         except SettingsError as error:
             problems += error.problems
-        if self.overlong in OVERLONG[1:] and self.max_tokens is None:
+        if self.overlong in OVERLONG_POLICIES[1:] and self.max_tokens is None:
             problems.append(
-                f"chat.overlong: {shown(self.overlong)} is for conversations of more than max_tokens, which is not "
+                f"chat.overlong: {quote_value(self.overlong)} is for conversations of more than max_tokens, which "
+                f"is not "
                 "given; add --max-tokens N, or leave --overlong out"
             )
         if self.template is not None and not is_text(self.template):
-            problems.append(f"chat.template: {shown(self.template)} is no name; give one or a path")
-        if not is_switch(self.prove):
-            problems.append(f"chat.prove: {shown(self.prove)} is neither True nor False")
+            problems.append(
+                f"chat.template: {quote_value(self.template)} is no name; give one or a path"
+            )
+        if not is_bool(self.prove):
+            problems.append(f"chat.prove: {quote_value(self.prove)} is neither True nor False")
         raise_problems(problems)
 
     def rules(self, *, completion: bool) -> ChatRules:
@@ -129,8 +135,8 @@ class Recipe:
     chat: ChatRecipe = field(default_factory=ChatRecipe)
 
     def __post_init__(self) -> None:
-        problems = _problems(self) + self.reading.problems() + _fraction_problems(self)
-        raise_problems(problems + _source_problems(self))
+        problems = _check_recipe(self) + self.reading.problems() + _check_fractions(self)
+        raise_problems(problems + _check_sources(self))
         # 0 and 0.0 are one recipe and must have one fingerprint.
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
         object.__setattr__(self, "test_fraction", float(self.test_fraction))
@@ -146,7 +152,7 @@ class Recipe:
         return reading.text_field, reading.mapping
 
 
-def make_inputs(
+def as_recipe_inputs(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 ) -> tuple[str, ...]:
     """Inputs as the recipe holds them, from one path or several."""
@@ -156,7 +162,7 @@ def make_inputs(
     return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in inputs)
 
 
-def is_path(value: object) -> bool:
+def is_valid_path(value: object) -> bool:
     """Whether the system could open something by this name."""
     try:
         return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
@@ -164,72 +170,72 @@ def is_path(value: object) -> bool:
         return False
 
 
-def recipe_plain(recipe: Recipe) -> dict[str, Any]:
+def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     """The recipe as the manifest holds it: plain values, no absolute paths."""
     plain = to_plain(replace(recipe, sources=()))
-    plain["inputs"] = input_labels(recipe.inputs)
+    plain["inputs"] = make_input_labels(recipe.inputs)
     if not recipe.follow_links:
         del plain["follow_links"]
-    if not balances(recipe):
+    if not is_balanced(recipe):
         # As in manifests of versions that had no such rule.
         del plain["balance_subsets"]
-    plain["sources"] = sources_plain(recipe.sources)
-    plain["reading"]["clean"] = steps_plain(clean_plain(recipe.reading.clean))
-    if looked_into := files_identity(recipe.reading.clean):
+    plain["sources"] = sources_to_plain(recipe.sources)
+    plain["reading"]["clean"] = clean_steps_to_settings(clean_steps_to_plain(recipe.reading.clean))
+    if looked_into := fingerprint_step_files(recipe.reading.clean):
         plain["reading"]["clean_files"] = looked_into
     # Settings that came later are left out where they say nothing: older recipes stay the same.
     if not recipe.reading.ignore:
         plain["reading"].pop("ignore")
     plain["reading"].pop("fim")
     if recipe.reading.fim is not None:
-        plain["reading"]["fim"] = fim_plain(recipe.reading.fim)
+        plain["reading"]["fim"] = fim_to_plain(recipe.reading.fim)
     plain["reading"].pop("media")
     if recipe.reading.media is not None:
-        plain["reading"]["media"] = media_plain(recipe.reading.media)
-    plain["dedup"] = dedup_plain(recipe.dedup)
+        plain["reading"]["media"] = media_to_plain(recipe.reading.media)
+    plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
-    plain["chat"] |= _template_plain(recipe.chat.template)
+    plain["chat"] |= _template_to_plain(recipe.chat.template)
     return plain
 
 
-def balances(recipe: Recipe) -> bool:
+def is_balanced(recipe: Recipe) -> bool:
     """Return whether documents may move between the subsets of a recipe."""
     return recipe.balance_subsets and bool(recipe.val_fraction or recipe.test_fraction)
 
 
-def _template_plain(template: str | None) -> dict[str, Any]:
+def _template_to_plain(template: str | None) -> dict[str, Any]:
     """A template that is a file, by its name and content; another by its name alone."""
-    if template is None or template in BUILT_IN:
+    if template is None or template in BUILT_IN_TEMPLATES:
         return {}
     if not Path(template).is_file():
         return {"template": Path(template).name} if PurePath(template).is_absolute() else {}
-    content = read_regular(template)
+    content = read_regular_file(template)
     return {"template": Path(template).name, "template_hash": xxhash.xxh3_128_hexdigest(content)}
 
 
-def recipe_fingerprint(recipe: Recipe) -> str:
+def compute_recipe_fingerprint(recipe: Recipe) -> str:
     """Names what a recipe does to a document, wherever its inputs lie."""
-    plain = recipe_plain(recipe) | {"sources": sources_plain(recipe.sources, beside=False)}
+    plain = recipe_to_plain(recipe) | {"sources": sources_to_plain(recipe.sources, beside=False)}
     # Documents move between subsets after units are made: what becomes of each document is the same.
-    beside = {*_BESIDE, "balance_subsets"}
+    beside = {*_NON_IDENTITY_SETTINGS, "balance_subsets"}
     return fingerprint({name: value for name, value in plain.items() if name not in beside})
 
 
-def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def list_recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The settings that decide bytes and differ, each as ``name: old -> new``."""
-    then, now = flat_settings(old), flat_settings(new)
+    then, now = flatten_settings(old), flatten_settings(new)
     return [
-        f"{name}: {_told(name, then.get(name), now.get(name))}"
+        f"{name}: {_describe_setting_change(name, then.get(name), now.get(name))}"
         for name in {**now, **then}
-        if name not in _BESIDE and then.get(name) != now.get(name)
+        if name not in _NON_IDENTITY_SETTINGS and then.get(name) != now.get(name)
     ]
 
 
-def _told(name: str, old: Any, new: Any) -> str:
+def _describe_setting_change(name: str, old: Any, new: Any) -> str:
     """How one setting differs; of steps of cleaning their names, or the first that has other settings."""
     if name != "clean":
-        return f"{shown(old)} -> {shown(new)}"
+        return f"{quote_value(old)} -> {quote_value(new)}"
     steps = [
         [(one, {}) if isinstance(one, str) else next(iter(one.items())) for one in steps or ()]
         for steps in (old, new)
@@ -241,71 +247,74 @@ def _told(name: str, old: Any, new: Any) -> str:
     pairs = zip(*steps, strict=True)
     (step, then), (_, now) = next(pair for pair in pairs if pair[0] != pair[1])
     setting = next(one for one in {**then, **now} if then.get(one) != now.get(one))
-    return f"{step}: {setting}: {shown(then.get(setting))} -> {shown(now.get(setting))}"
+    return f"{step}: {setting}: {quote_value(then.get(setting))} -> {quote_value(now.get(setting))}"
 
 
-def flat_settings(plain: dict[str, Any]) -> dict[str, Any]:
+def flatten_settings(plain: dict[str, Any]) -> dict[str, Any]:
     """The settings of a plain recipe by the names that ``prepare`` takes them under."""
     flat = {field.name: plain.get(field.name) for field in fields(Recipe)}
-    groups = [flat.pop(name) or {} for name in _GROUPS]
+    groups = [flat.pop(name) or {} for name in _NESTED_SETTINGS]
     return {name: value for group in (flat, *groups) for name, value in group.items()}
 
 
-def allowed_bad(max_bad: int | str, records: int) -> int:
+def count_allowed_bad(max_bad: int | str, records: int) -> int:
     """How many of so many records may be bad."""
-    share = _share(max_bad)
+    share = _parse_bad_fraction(max_bad)
     if share is None:
         return int(max_bad)
     return max(10, int(share * records)) if share else 0
 
 
-def _share(max_bad: int | str) -> Fraction | None:
+def _parse_bad_fraction(max_bad: int | str) -> Fraction | None:
     """The share that ``max_bad`` stands for; None where it is a number of records."""
     if isinstance(max_bad, str) and max_bad.endswith("%"):
         return Fraction(max_bad[:-1]) / 100
     return None
 
 
-def _problems(recipe: Recipe) -> list[str]:
-    problems = _word_problems(recipe)
+def _check_recipe(recipe: Recipe) -> list[str]:
+    problems = _check_words(recipe)
     if not recipe.inputs:
         problems.append("inputs: there are none; name at least one file, folder or glob")
     problems += [
-        f"inputs: {shown(one)} is no path; name files, folders or globs"
+        f"inputs: {quote_value(one)} is no path; name files, folders or globs"
         for one in recipe.inputs
-        if not is_path(one)
+        if not is_valid_path(one)
     ]
     if recipe.dtype not in _DTYPES:
         problems.append(
-            f"dtype: {shown(recipe.dtype)} is none of {', '.join(_DTYPES)}{_nearest(recipe.dtype, _DTYPES)}"
+            f"dtype: {quote_value(recipe.dtype)} is none of {', '.join(_DTYPES)}{_suggest_value(recipe.dtype, _DTYPES)}"
         )
     dedup: object = recipe.dedup
     if isinstance(dedup, DedupRecipe):
         problems += dedup.problems()
     else:
-        problems.append(f"dedup: {shown(dedup)} is no DedupRecipe; give DedupRecipe(mode='none')")
-    tokens = recipe.tokens_per_shard
-    if not _is_count(tokens) or not 1 <= tokens <= MOST_SHARD_TOKENS:
         problems.append(
-            f"tokens_per_shard: {shown(tokens)} is not a whole number from 1 to {MOST_SHARD_TOKENS:,}"
+            f"dedup: {quote_value(dedup)} is no DedupRecipe; give DedupRecipe(mode='none')"
+        )
+    tokens = recipe.tokens_per_shard
+    if not _is_count(tokens) or not 1 <= tokens <= MAX_SHARD_TOKENS:
+        problems.append(
+            f"tokens_per_shard: {quote_value(tokens)} is not a whole number from 1 to {MAX_SHARD_TOKENS:,}"
         )
     problems += [
-        f"{name}: {shown(value)} is neither True nor False"
+        f"{name}: {quote_value(value)} is neither True nor False"
         for name, value in (
             ("balance_subsets", recipe.balance_subsets),
             ("follow_links", recipe.follow_links),
         )
-        if not is_switch(value)
+        if not is_bool(value)
     ]
-    if not _is_budget(recipe.max_bad):
+    if not _is_bad_budget(recipe.max_bad):
         problems.append(
-            f"max_bad: {shown(recipe.max_bad)} is neither a number of records up to {_MOST_BAD:,} nor a share up "
+            f"max_bad: {quote_value(recipe.max_bad)} is neither a number of records up to {_MAX_BAD_COUNT:,} nor a "
+            f"share up "
             "to 100% such as '0.1%'"
         )
     return problems
 
 
-def _source_problems(recipe: Recipe) -> list[str]:
+def _check_sources(recipe: Recipe) -> list[str]:
     if len(recipe.sources) not in (0, len(recipe.inputs)):
         counts = f"{len(recipe.sources)} for {len(recipe.inputs)} inputs"
         return [f"sources: there are {counts}; say something of each, or of none"]
@@ -320,37 +329,39 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_budget(value: object) -> bool:
+def _is_bad_budget(value: object) -> bool:
     """Whether this is a number of bad records, or a share of all."""
     if _is_count(value):
-        return 0 <= value <= _MOST_BAD  # type: ignore[operator]  # it is a number
-    if not isinstance(value, str) or not re.fullmatch(_BUDGET, value):
+        return 0 <= value <= _MAX_BAD_COUNT  # type: ignore[operator]  # it is a number
+    if not isinstance(value, str) or not re.fullmatch(_BAD_BUDGET_PATTERN, value):
         return False
-    share = _share(value)
-    return share <= 1 if share is not None else int(value) <= _MOST_BAD
+    share = _parse_bad_fraction(value)
+    return share <= 1 if share is not None else int(value) <= _MAX_BAD_COUNT
 
 
-def _nearest(value: object, known: Sequence[str]) -> str:
-    return nearest(value, known) if isinstance(value, str) else ""
+def _suggest_value(value: object, known: Sequence[str]) -> str:
+    return suggest(value, known) if isinstance(value, str) else ""
 
 
-def _word_problems(recipe: Recipe) -> list[str]:
-    problems = [] if is_text(recipe.tokenizer) else [not_a_word("tokenizer", recipe.tokenizer)]
+def _check_words(recipe: Recipe) -> list[str]:
+    problems = (
+        [] if is_text(recipe.tokenizer) else [describe_non_text("tokenizer", recipe.tokenizer)]
+    )
     if recipe.end_token is not None and not is_text(recipe.end_token):
-        problems.append(not_a_word("end_token", recipe.end_token))
+        problems.append(describe_non_text("end_token", recipe.end_token))
     if isinstance(recipe.tokenizer, str) and "\0" in recipe.tokenizer:
         problems.append(
-            f"tokenizer: {shown(recipe.tokenizer)} holds a NUL, which no name can; leave it out"
+            f"tokenizer: {quote_value(recipe.tokenizer)} holds a NUL, which no name can; leave it out"
         )
     return problems
 
 
-def _fraction_problems(recipe: Recipe) -> list[str]:
+def _check_fractions(recipe: Recipe) -> list[str]:
     problems = []
     for name in ("val_fraction", "test_fraction"):
         value = getattr(recipe, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-            problems.append(f"{name}: {shown(value)} is not in [0, 1)")
+            problems.append(f"{name}: {quote_value(value)} is not in [0, 1)")
     if not problems and recipe.val_fraction + recipe.test_fraction >= 1:
         together = recipe.val_fraction + recipe.test_fraction
         problems.append(

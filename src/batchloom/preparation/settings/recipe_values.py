@@ -7,37 +7,41 @@ from dataclasses import fields
 from typing import Any
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import is_text, nearest, raise_problems, shown, to_plain
+from batchloom.core.settings import is_text, quote_value, raise_problems, suggest, to_plain
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
 from batchloom.text import CleanStep
 
 # What the command line says for no step at all.
 _NO_STEPS = "none"
 _SIZE_CHARACTERS = 40
-_SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_MOST_WHOLE = 1 << 63
-_MOST_DEPTH = 16
-_STEP = "write its name, or its name and settings: {name: {setting: value}}"
-SIZE = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
+_SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+_MAX_INT = 1 << 63
+_MAX_DEPTH = 16
+_STEP_HINT = "write its name, or its name and settings: {name: {setting: value}}"
+SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
 
 
-def size_of(text: str) -> int | None:
+def parse_token_count(text: str) -> int | None:
     """``100M``, ``1G``, ``100_000`` as a number; None where it is none."""
     match = re.fullmatch(r"([\d_,]*\d)(\.\d+)?\s*([KMG]?)", text.strip().upper())
     if not match or len(text) > _SIZE_CHARACTERS:
         return None
     digits, fraction, unit = match.groups()
     whole = re.sub("[_,]", "", digits)
-    return round(float(whole + fraction) * _SIZES[unit]) if fraction else int(whole) * _SIZES[unit]
+    return (
+        round(float(whole + fraction) * _SIZE_UNITS[unit])
+        if fraction
+        else int(whole) * _SIZE_UNITS[unit]
+    )
 
 
-def size_text(size: int) -> int | str:
+def format_token_count(size: int) -> int | str:
     """The shortest form of a size that is the same number."""
-    fitting = [unit for unit, many in _SIZES.items() if unit and size and size % many == 0]
-    return f"{size // _SIZES[fitting[-1]]}{fitting[-1]}" if fitting else size
+    fitting = [unit for unit, many in _SIZE_UNITS.items() if unit and size and size % many == 0]
+    return f"{size // _SIZE_UNITS[fitting[-1]]}{fitting[-1]}" if fitting else size
 
 
-def tokens_of(value: object) -> object:
+def coerce_token_count(value: object) -> object:
     """A number of tokens that may be written as a size; what is no text is left for the recipe.
 
     Raises:
@@ -45,9 +49,9 @@ def tokens_of(value: object) -> object:
     """
     if not isinstance(value, str):
         return value
-    size = size_of(value)
+    size = parse_token_count(value)
     if size is None:
-        raise SettingsError([f"tokens_per_shard: {shown(value)} is not {SIZE}"])
+        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {SIZE_HINT}"])
     return size
 
 
@@ -60,11 +64,11 @@ def parse_names(value: object) -> tuple[Any, ...]:
     if isinstance(value, str):
         return tuple(filter(None, (name.strip() for name in value.split(","))))
     if isinstance(value, Mapping) or not isinstance(value, Iterable):
-        raise SettingsError([f"ignore: {shown(value)} is no list of names; write a list"])
+        raise SettingsError([f"ignore: {quote_value(value)} is no list of names; write a list"])
     return tuple(value)
 
 
-def dedup_of(value: object) -> DedupRecipe:
+def parse_dedup(value: object) -> DedupRecipe:
     """Deduplication as a word, as settings with their mode, or as the value itself.
 
     Raises:
@@ -77,7 +81,7 @@ def dedup_of(value: object) -> DedupRecipe:
         return DedupRecipe(mode=value)  # type: ignore[arg-type]  # the recipe checks it
     known = [field.name for field in fields(DedupRecipe)]
     problems = [
-        f"dedup.{name}: unknown setting{nearest(str(name), known)}"
+        f"dedup.{name}: unknown setting{suggest(str(name), known)}"
         for name in value
         if name not in known
     ]
@@ -87,7 +91,7 @@ def dedup_of(value: object) -> DedupRecipe:
     return DedupRecipe(**value)
 
 
-def dedup_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
+def dedup_to_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
     """The same as a plain value: a word where its mode says all."""
     if dedup.mode != "near":
         return dedup.mode
@@ -97,7 +101,7 @@ def dedup_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in beside}
 
 
-def steps_of(value: object) -> tuple[CleanStep, ...]:
+def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
     """Steps of cleaning as names (also ``NAME,NAME``), as ``{name: {settings}}`` or as themselves.
 
     ``none`` alone is no step. Which names and settings there are is not looked at here.
@@ -111,76 +115,85 @@ def steps_of(value: object) -> tuple[CleanStep, ...]:
         value = [value]
     if isinstance(value, Mapping) or not isinstance(value, Sequence):
         raise SettingsError(
-            [f"clean: {shown(value)} is no list of steps; write a list, and of each step {_STEP}"]
+            [
+                f"clean: {quote_value(value)} is no list of steps; write a list, and of each step {_STEP_HINT}"
+            ]
         )
-    names = [name for one in value for name in (_names(one) if isinstance(one, str) else [one])]
+    names = [
+        name for one in value for name in (_split_names(one) if isinstance(one, str) else [one])
+    ]
     if names == [_NO_STEPS]:
         return ()
     steps: list[CleanStep] = []
     problems: list[str] = []
     for number, one in enumerate(names):
         try:
-            steps.append(_step(one, f"clean[{number}]"))
+            steps.append(_parse_step(one, f"clean[{number}]"))
         except SettingsError as error:
             problems += error.problems
     raise_problems(problems)
     return tuple(steps)
 
 
-def steps_plain(steps: Sequence[CleanStep]) -> list[Any]:
+def clean_steps_to_settings(steps: Sequence[CleanStep]) -> list[Any]:
     """The same as a plain value: a name where nothing is said of a step, else its name and settings."""
-    return [{step.name: _plain(step.settings)} if step.settings else step.name for step in steps]
+    return [
+        {step.name: _to_json_value(step.settings)} if step.settings else step.name for step in steps
+    ]
 
 
-def _names(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def _step(value: object, place: str) -> CleanStep:
+def _parse_step(value: object, place: str) -> CleanStep:
     if isinstance(value, CleanStep):
         value = {value.name: value.settings}
     if isinstance(value, str):
         value = {value: {}}
     if not isinstance(value, Mapping) or len(value) != 1:
-        raise SettingsError([f"{place}: {shown(value)} is no step; {_STEP}"])
+        raise SettingsError([f"{place}: {quote_value(value)} is no step; {_STEP_HINT}"])
     ((name, settings),) = value.items()
     if not is_text(name):
-        raise SettingsError([f"{place}: {shown(name)} is not the name of a step; {_STEP}"])
+        raise SettingsError(
+            [f"{place}: {quote_value(name)} is not the name of a step; {_STEP_HINT}"]
+        )
     if settings is None:
         settings = {}
     if not isinstance(settings, Mapping):
         raise SettingsError(
-            [f"{place}.{name}: {shown(settings)} is no settings; write {{setting: value}}"]
+            [f"{place}.{name}: {quote_value(settings)} is no settings; write {{setting: value}}"]
         )
     raise_problems(
         [
-            f"{place}.{name}.{key}: {shown(one)} cannot be written into a manifest; give numbers, texts, true, false "
+            f"{place}.{name}.{key}: {quote_value(one)} cannot be written into a manifest; give numbers, texts, "
+            f"true, false "
             "or lists of them"
             for key, one in settings.items()
-            if not (is_text(key) and _is_plain(one))
+            if not (is_text(key) and _is_json_value(one))
         ]
     )
     return CleanStep(name, dict(settings))
 
 
-def _is_plain(value: object, depth: int = 0) -> bool:
+def _is_json_value(value: object, depth: int = 0) -> bool:
     """Whether a value can be written as JSON, and read again as the same."""
     if isinstance(value, (list, tuple)):
-        return depth < _MOST_DEPTH and all(_is_plain(one, depth + 1) for one in value)
+        return depth < _MAX_DEPTH and all(_is_json_value(one, depth + 1) for one in value)
     if isinstance(value, Mapping):
-        return depth < _MOST_DEPTH and all(
-            is_text(key) and _is_plain(one, depth + 1) for key, one in value.items()
+        return depth < _MAX_DEPTH and all(
+            is_text(key) and _is_json_value(one, depth + 1) for key, one in value.items()
         )
     if isinstance(value, bool) or value is None:
         return True
     if isinstance(value, str):
         return value == "" or is_text(value)
     if isinstance(value, int):
-        return -_MOST_WHOLE <= value < _MOST_WHOLE
+        return -_MAX_INT <= value < _MAX_INT
     return isinstance(value, float) and math.isfinite(value)
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: _to_json_value(one) for key, one in value.items()}
+    return [_to_json_value(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -9,15 +9,15 @@ from typing import BinaryIO
 import msgspec
 
 from batchloom.core.document import BadRecord
-from batchloom.core.partial_files import ASIDE
+from batchloom.core.partial_files import PARTIAL_SUFFIX
 
 # Lines that are sorted in memory at once, and of each such run what is held while they are merged.
 _RUN_BYTES = 8 << 20
 _BLOCK_BYTES = 16 << 10
-_LINES = msgspec.json.Decoder(tuple[int, BadRecord])
+_LINE_DECODER = msgspec.json.Decoder(tuple[int, BadRecord])
 
 
-def put_in_order(path: Path) -> None:
+def sort_bad_records(path: Path) -> None:
     """Sort a file of bad records by part and record; those of one record stay as they follow each other.
 
     The file is written over in place, so who has it open goes on with it.
@@ -28,27 +28,27 @@ def put_in_order(path: Path) -> None:
     Raises:
         OSError: it cannot be read or written.
     """
-    aside, bounds = path.with_name(path.name + ASIDE), [0]
+    aside, bounds = path.with_name(path.name + PARTIAL_SUFFIX), [0]
     with path.open("r+b") as file, aside.open("w+b") as runs:
         while lines := file.readlines(_RUN_BYTES):
-            lines.sort(key=_place)
+            lines.sort(key=_record_position)
             runs.writelines(lines)
             bounds.append(runs.tell())
             # The next run takes its room.
             del lines
         file.seek(0)
-        pieces = [_run(runs, a, b) for a, b in pairwise(bounds)]
-        merged: Iterator[bytes] = heapq.merge(*pieces, key=_place)
+        pieces = [_iter_lines(runs, a, b) for a, b in pairwise(bounds)]
+        merged: Iterator[bytes] = heapq.merge(*pieces, key=_record_position)
         file.writelines(merged)
     aside.unlink()
 
 
-def _place(line: bytes) -> tuple[int, int]:
-    part, bad = _LINES.decode(line)
+def _record_position(line: bytes) -> tuple[int, int]:
+    part, bad = _LINE_DECODER.decode(line)
     return part, bad.record
 
 
-def _run(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
+def _iter_lines(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
     """The lines of a stretch of a file in which others read, too."""
     while start < stop:
         file.seek(start)

@@ -7,18 +7,18 @@ from typing import TypeVar, final
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import WorkerError
-from batchloom.preparation.documents import beginning
-from batchloom.preparation.units.tasks import At, PiecesOrder, Place, UnitOrder
+from batchloom.preparation.documents import make_snippet
+from batchloom.preparation.units.tasks import CrashMarker, RecordPosition, SegmentKeysTask, UnitTask
 from batchloom.preparation.units.units import Unit
 
 # A suspected stretch is taken in hand in so many pieces, so a few deaths find one record in thousands.
-_PIECES = 16
+_SPLITS = 16
 
-Stretch = tuple[Place, Place]
+RecordRange = tuple[RecordPosition, RecordPosition]
 
 
 @final
-class Suspects:
+class CrashIsolation:
     """Records that are taken in hand a few at a time, and records that are not taken at all.
 
     Args:
@@ -26,7 +26,9 @@ class Suspects:
         excluded: records that are kept aside, each with the reason.
     """
 
-    def __init__(self, stretches: Sequence[Stretch], excluded: Sequence[tuple[Place, str]]) -> None:
+    def __init__(
+        self, stretches: Sequence[RecordRange], excluded: Sequence[tuple[RecordPosition, str]]
+    ) -> None:
         self._stretches, self._excluded = tuple(stretches), dict(excluded)
 
     def pieces(self, part: int, found: Records) -> Iterator[tuple[Records, bool]]:
@@ -50,7 +52,7 @@ class Suspects:
     def _size(self, part: int, record: int) -> int:
         """How many records are taken with this one at most; 0 for any number."""
         sizes = [
-            max(1, math.ceil((last[1] - first[1] + 1) / _PIECES)) if first[0] == last[0] else 1
+            max(1, math.ceil((last[1] - first[1] + 1) / _SPLITS)) if first[0] == last[0] else 1
             for first, last in self._stretches
             if first <= (part, record) <= last
         ]
@@ -63,19 +65,19 @@ class Suspects:
             if reason is None:
                 kept.append(at)
                 continue
-            snippet = _beginning(found.values[at])
+            snippet = _make_snippet(found.values[at])
             found.bad.append(BadRecord(record, found.offsets[at], None, reason, snippet))
         found.values = [found.values[at] for at in kept]
         found.records = [found.records[at] for at in kept]
         found.offsets = [found.offsets[at] for at in kept]
 
 
-def _beginning(value: object) -> str:
-    return beginning(value) if isinstance(value, str) else ""
+def _make_snippet(value: object) -> str:
+    return make_snippet(value) if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Deaths:
+class CrashState:
     """What is known of a unit whose workers died.
 
     Attributes:
@@ -85,15 +87,17 @@ class Deaths:
     """
 
     count: int = 0
-    stretches: tuple[Stretch, ...] = ()
-    excluded: tuple[tuple[Place, str], ...] = ()
+    stretches: tuple[RecordRange, ...] = ()
+    excluded: tuple[tuple[RecordPosition, str], ...] = ()
 
 
 # Beyond these the deaths are of no document's making.
-MOST_DEATHS = 12
+MAX_DEATHS = 12
 
 
-def after_death(known: Deaths, in_hand: Sequence[Stretch], reason: str) -> Deaths:
+def update_after_crash(
+    known: CrashState, in_hand: Sequence[RecordRange], reason: str
+) -> CrashState:
     """What to do with a unit after one more of its workers died: the decision, without doing it.
 
     The first death says nothing: the machine may have been out of memory for anybody's sake. After the
@@ -107,7 +111,7 @@ def after_death(known: Deaths, in_hand: Sequence[Stretch], reason: str) -> Death
     """
     count = known.count + 1
     if count == 1:
-        return Deaths(count, (), known.excluded)
+        return CrashState(count, (), known.excluded)
     single = [first for first, last in in_hand if first == last]
     fresh = [place for place in single if any(a <= place <= b for a, b in known.stretches)]
     if fresh and len(in_hand) == len(single):
@@ -116,14 +120,14 @@ def after_death(known: Deaths, in_hand: Sequence[Stretch], reason: str) -> Death
             "(--workers fewer), or mend or remove the record"
         )
         place = fresh[0]
-        return Deaths(0, (), (*known.excluded, (place, why)))
-    return Deaths(count, tuple(in_hand), known.excluded)
+        return CrashState(0, (), (*known.excluded, (place, why)))
+    return CrashState(count, tuple(in_hand), known.excluded)
 
 
-_Order = TypeVar("_Order", UnitOrder, PiecesOrder)
+_UnitTaskT = TypeVar("_UnitTaskT", UnitTask, SegmentKeysTask)
 
 
-class KeptAsideError(Exception):
+class RecordExcludedError(Exception):
     """A record is kept aside, and with it goes what others were compared with.
 
     Attributes:
@@ -131,13 +135,13 @@ class KeptAsideError(Exception):
         excluded: all that is kept aside of that unit, each with the reason.
     """
 
-    def __init__(self, unit: int, excluded: tuple[tuple[Place, str], ...]) -> None:
+    def __init__(self, unit: int, excluded: tuple[tuple[RecordPosition, str], ...]) -> None:
         super().__init__(unit)
         self.unit, self.excluded = unit, excluded
 
 
 @final
-class Losses:
+class CrashTracker:
     """What is known of units whose workers died.
 
     Args:
@@ -150,10 +154,10 @@ class Losses:
         self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool
     ) -> None:
         self._units, self._note, self._together = units, note, together
-        self._in_hand: dict[int, dict[str, Stretch]] = {}
-        self._deaths: dict[int, Deaths] = {}
+        self._in_hand: dict[int, dict[str, RecordRange]] = {}
+        self._deaths: dict[int, CrashState] = {}
 
-    def hear(self, number: int, at: At) -> None:
+    def hear(self, number: int, at: CrashMarker) -> None:
         """Take what the worker of a unit has in hand."""
         stages = self._in_hand.setdefault(number, {})
         if at.in_hand is None:
@@ -166,20 +170,20 @@ class Losses:
         self._in_hand.pop(number, None)
         self._deaths.pop(number, None)
 
-    def lost(self, number: int, order: _Order, reason: str) -> _Order:
+    def lost(self, number: int, order: _UnitTaskT, reason: str) -> _UnitTaskT:
         """The order to give in place of one whose worker is gone.
 
         Raises:
             WorkerError: workers die of this unit for ever.
-            KeptAsideError: a record is kept aside, and other units have to know.
+            RecordExcludedError: a record is kept aside, and other units have to know.
         """
         stages = self._in_hand.pop(number, {})
-        known = self._deaths.get(number, Deaths(excluded=order.excluded))
-        deaths = self._deaths[number] = after_death(known, list(stages.values()), reason)
+        known = self._deaths.get(number, CrashState(excluded=order.excluded))
+        deaths = self._deaths[number] = update_after_crash(known, list(stages.values()), reason)
         parts = self._units[number].parts
         part = next(iter(stages.values()))[0][0] if stages else 0
         name = parts[part].source.name
-        if deaths.count > MOST_DEATHS:
+        if deaths.count > MAX_DEATHS:
             raise WorkerError(
                 f"{deaths.count} workers died of unit {number} ({name}), and no single record does it; the last one "
                 f"{reason}. Give workers more memory (fewer of them: --workers 1), then give the same command again: "
@@ -192,7 +196,7 @@ class Losses:
                 f"Record {record:,} of a part of {name} is kept aside: the worker that took it in hand {reason}, again."
             )
             if self._together:
-                raise KeptAsideError(number, deaths.excluded)
+                raise RecordExcludedError(number, deaths.excluded)
         else:
             self._note(f"A worker of unit {number} ({name}) {reason}: the unit is done again.")
         attempt = f"{order.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"

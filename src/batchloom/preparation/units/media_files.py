@@ -10,17 +10,17 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
-from batchloom.core.medium import KINDS
+from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.preparation.documents import PlacedMedium
-from batchloom.store import NOT_HELD, ROW, writing
-from batchloom.store.format import kind_of, numbers_of
+from batchloom.store import MEDIA_ROW_DTYPE, NOT_STORED, wrap_write_errors
+from batchloom.store.format import encode_facts, get_facts_kind
 
 MEDIA_NAMES = ("media.rows", "media.places", "media.blobs")
-_MOST_DOCUMENTS = 1 << 32
+_MAX_DOCUMENTS = 1 << 32
 
 
 @final
-class UnitMedia:
+class UnitMediaWriter:
     """The files while they are written; there are none before the first medium.
 
     Args:
@@ -38,13 +38,13 @@ class UnitMedia:
         """Append the media of documents, of which ``first`` is the number of the first in the unit."""
         if not self._open:
             for name in MEDIA_NAMES:
-                with writing(self._folder):
+                with wrap_write_errors(self._folder):
                     self._open[name] = (self._folder / name).open("wb")
-        if first + len(media) > _MOST_DOCUMENTS:
+        if first + len(media) > _MAX_DOCUMENTS:
             raise InputError(
-                f"A file that cannot be cut holds more than {_MOST_DOCUMENTS:,} documents with media; split it."
+                f"A file that cannot be cut holds more than {_MAX_DOCUMENTS:,} documents with media; split it."
             )
-        rows = np.zeros(sum(map(len, media)), ROW)
+        rows = np.zeros(sum(map(len, media)), MEDIA_ROW_DTYPE)
         places = []
         at = 0
         for document, some in enumerate(media, first):
@@ -53,7 +53,7 @@ class UnitMedia:
                 self._fill(rows[at : at + 1], placed, document, len(place))
                 places.append(place)
                 at += 1
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             self._open[MEDIA_NAMES[0]].write(rows.tobytes())
             self._open[MEDIA_NAMES[1]].write(b"".join(places))
 
@@ -62,13 +62,13 @@ class UnitMedia:
         if medium.seen is None:
             raise AssertionError("media are looked at before they are encoded")
         number = int.from_bytes(medium.seen.digest, "big")
-        row["digest"] = (number & NOT_HELD, number >> 64)
+        row["digest"] = (number & NOT_STORED, number >> 64)
         row["size"] = medium.seen.size
-        row["blob"] = NOT_HELD if medium.data is None else self._hold(medium.data)
+        row["blob"] = NOT_STORED if medium.data is None else self._hold(medium.data)
         row["place"], row["place_size"] = self._places, size
-        row["facts"], row["grid"] = numbers_of(medium.seen.facts), placed.grid
+        row["facts"], row["grid"] = encode_facts(medium.seen.facts), placed.grid
         row["document"], row["start"], row["tokens"] = document, placed.start, placed.tokens
-        row["kind"] = KINDS.index(kind_of(medium.seen.facts))
+        row["kind"] = MEDIUM_KINDS.index(get_facts_kind(medium.seen.facts))
         self._places += size
 
     def _hold(self, data: bytes) -> int:
@@ -79,7 +79,7 @@ class UnitMedia:
         begin = self._held.get(digest)
         if begin is None:
             begin = self._held[digest] = self._blobs
-            with writing(self._folder):
+            with wrap_write_errors(self._folder):
                 self._open[MEDIA_NAMES[2]].write(data)
             self._blobs += len(data)
         self._last = data, begin
@@ -88,7 +88,7 @@ class UnitMedia:
     def sync(self) -> None:
         """Make what was written outlast a power cut."""
         for file in self._open.values():
-            with writing(self._folder):
+            with wrap_write_errors(self._folder):
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -98,7 +98,9 @@ class UnitMedia:
             file.close()
 
 
-def media_salts(media: Sequence[Sequence[PlacedMedium]], documents: int) -> NDArray[np.uint64]:
+def compute_media_salts(
+    media: Sequence[Sequence[PlacedMedium]], documents: int
+) -> NDArray[np.uint64]:
     """What tells documents about other media apart where their tokens are alike, 0 of those without any [documents]."""
     salts = np.zeros(documents, np.uint64)
     for number, some in enumerate(media):

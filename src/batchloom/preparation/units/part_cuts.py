@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from batchloom.preparation.units.units import Unit
 from batchloom.sources import ReadRules
-from batchloom.sources.files import Begin, Source, in_order
-from batchloom.sources.formats import Cuts, KnownCut
+from batchloom.sources.files import PartStart, Source, is_sequential
+from batchloom.sources.formats import KnownCut, SequentialCuts
 
 
 @dataclass(frozen=True, slots=True)
-class CutsOrder:
+class FindCutsTask:
     """One source whose parts are to be told apart.
 
     Attributes:
@@ -24,30 +24,32 @@ class CutsOrder:
     attempt: str = ""
 
 
-def find_cuts(order: CutsOrder, rules: ReadRules) -> tuple[Begin | None, ...]:
+def find_part_cuts(order: FindCutsTask, rules: ReadRules) -> tuple[PartStart | None, ...]:
     """Where the parts of a source begin; None where no record begins at or after a place.
 
     Raises:
         InputError: the source cannot be read, or its header or list is not sound.
     """
-    cuts = Cuts(order.source, rules)
+    cuts = SequentialCuts(order.source, rules)
     return tuple(cuts.at(nominal) for nominal in order.nominal)
 
 
-def cuts_orders(units: Sequence[Unit], rules: ReadRules) -> list[CutsOrder]:
+def make_cuts_tasks(units: Sequence[Unit], rules: ReadRules) -> list[FindCutsTask]:
     """The sources of which some units need to be told where their parts begin or end."""
     sources: dict[str, Source] = {}
     places: dict[str, set[int]] = {}
     for unit in units:
         for part in unit.parts:
             inner = {place for place in (part.start, part.stop) if 0 < place < part.source.size}
-            if inner and in_order(part.source, rules):
+            if inner and is_sequential(part.source, rules):
                 sources[part.source.path] = part.source
                 places.setdefault(part.source.path, set()).update(inner)
-    return [CutsOrder(sources[path], tuple(sorted(places[path]))) for path in sources]
+    return [FindCutsTask(sources[path], tuple(sorted(places[path]))) for path in sources]
 
 
-def cuts_of(unit: Unit, found: Mapping[tuple[str, int], Begin | None]) -> tuple[KnownCut, ...]:
+def select_unit_cuts(
+    unit: Unit, found: Mapping[tuple[str, int], PartStart | None]
+) -> tuple[KnownCut, ...]:
     """What the parts of a unit need to know of all cuts, which are found by path and nominal place."""
     wanted = dict.fromkeys(
         (part.source.path, place) for part in unit.parts for place in (part.start, part.stop)

@@ -6,26 +6,26 @@ from collections.abc import Mapping
 import msgspec
 
 from batchloom.core.document import BadRecord
-from batchloom.sources import ReadRules, place_of
+from batchloom.sources import ReadRules, locate_record
 from batchloom.sources.files import Source
 
 # Bad records by kind of reason: their number, and the reason of the first.
-Reasons = dict[str, tuple[int, str]]
+ReasonCounts = dict[str, tuple[int, str]]
 # Kinds that are counted; an input of more kinds has no cause that most of its records share.
-_KINDS = 32
+_MAX_REASONS = 32
 # Values of single records in a reason: numbers and quoted texts.
-_VALUE = re.compile(r"\d[\d,]*|'[^']*'")
+_VALUE_PATTERN = re.compile(r"\d[\d,]*|'[^']*'")
 
 
-def count_reason(reasons: Reasons, reason: str, count: int = 1) -> None:
+def count_reason(reasons: ReasonCounts, reason: str, count: int = 1) -> None:
     """Count bad records under their reason, without the values that differ from record to record."""
-    kind = _VALUE.sub("0", reason)
-    if kind in reasons or len(reasons) < _KINDS:
+    kind = _VALUE_PATTERN.sub("0", reason)
+    if kind in reasons or len(reasons) < _MAX_REASONS:
         so_far, first = reasons.get(kind, (0, reason))
         reasons[kind] = so_far + count, first
 
 
-def bad_advice(
+def describe_bad_records(
     bad: float, records: int, reasons: Mapping[str, tuple[int, str]], first: str = ""
 ) -> str:
     """Return what to do about too many bad records.
@@ -41,13 +41,13 @@ def bad_advice(
     count, reason = max(reasons.values(), default=(0, ""), key=lambda one: one[0])
     if not reason:
         return "mend the input: a budget is for single records"
-    shown = _VALUE.sub("0", reason) in _VALUE.sub("0", first)
+    shown = _VALUE_PATTERN.sub("0", reason) in _VALUE_PATTERN.sub("0", first)
     fault = "this fault" if shown else "the commonest fault"
     named = "" if shown else f" ({reason})"
     return f"mend {fault}, which {count:,} of them have{named}; a budget is for single records"
 
 
-def quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:
+def encode_quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:
     """One JSON object and a newline, with the names and lines a person looks for.
 
     Args:
@@ -56,7 +56,7 @@ def quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecor
         before: records of the source before the part.
         bad: the record.
     """
-    line, row = place_of(source, rules, before, bad)
+    line, row = locate_record(source, rules, before, bad)
     facts = {
         "source": source.name,
         "line": line,

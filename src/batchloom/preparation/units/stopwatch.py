@@ -13,7 +13,7 @@ import msgspec
 
 T = TypeVar("T")
 
-Stage = Literal[
+TimedStage = Literal[
     "list",
     "sample",
     "find cuts",
@@ -29,11 +29,11 @@ Stage = Literal[
     "finish",
 ]
 # In the order in which a job comes to them.
-STAGES: tuple[Stage, ...] = get_args(Stage)
+STAGES: tuple[TimedStage, ...] = get_args(TimedStage)
 _END = object()
 
 
-class Spent(msgspec.Struct, frozen=True):
+class StageTime(msgspec.Struct, frozen=True):
     """What a stage took, and what went through it meanwhile.
 
     Seconds are over all workers where each does the stage for its units, and by the clock where the job does it
@@ -44,18 +44,20 @@ class Spent(msgspec.Struct, frozen=True):
     bytes: int = 0
     documents: int = 0
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(
+    def __add__(self, other: "StageTime") -> "StageTime":
+        return StageTime(
             self.seconds + other.seconds,
             self.bytes + other.bytes,
             self.documents + other.documents,
         )
 
 
-def added(one: Mapping[str, Spent], other: Mapping[str, Spent]) -> dict[str, Spent]:
+def add_stage_times(
+    one: Mapping[str, StageTime], other: Mapping[str, StageTime]
+) -> dict[str, StageTime]:
     """The sum of two times, stages in the order of ``STAGES``, unknown ones after them."""
     names = [*STAGES, *sorted({*one, *other} - {*STAGES})]
-    none = Spent()
+    none = StageTime()
     return {
         name: one.get(name, none) + other.get(name, none)
         for name in names
@@ -72,11 +74,11 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self._spent: dict[str, Spent] = {}
+        self._spent: dict[str, StageTime] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def time(self, stage: Stage, size: int = 0, documents: int = 0) -> Iterator[None]:
+    def time(self, stage: TimedStage, size: int = 0, documents: int = 0) -> Iterator[None]:
         """Count what is done inside, also where it fails.
 
         Args:
@@ -90,7 +92,7 @@ class Stopwatch:
         finally:
             self.add(stage, time.perf_counter() - began, size, documents)
 
-    def each(self, stage: Stage, items: Iterable[T]) -> Iterator[T]:
+    def each(self, stage: TimedStage, items: Iterable[T]) -> Iterator[T]:
         """The items; what it takes to get each of them is counted, what is done with it is not."""
         source = iter(items)
         while True:
@@ -103,13 +105,13 @@ class Stopwatch:
                 return
             yield item  # type: ignore[misc]  # the end is no item
 
-    def add(self, stage: Stage, seconds: float, size: int = 0, documents: int = 0) -> None:
+    def add(self, stage: TimedStage, seconds: float, size: int = 0, documents: int = 0) -> None:
         """Count seconds of a stage, and the bytes and documents that went through it."""
-        more = Spent(seconds, size, documents)
+        more = StageTime(seconds, size, documents)
         with self._lock:
-            self._spent[stage] = self._spent.get(stage, Spent()) + more
+            self._spent[stage] = self._spent.get(stage, StageTime()) + more
 
-    def spent(self) -> dict[str, Spent]:
+    def spent(self) -> dict[str, StageTime]:
         """What each stage took so far, in the order of ``STAGES``."""
         with self._lock:
-            return added(self._spent, {})
+            return add_stage_times(self._spent, {})

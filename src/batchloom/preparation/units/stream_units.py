@@ -17,33 +17,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
-from batchloom.core.files import read_regular
-from batchloom.preparation.documents import Membership, PlacedMedium, Readings
+from batchloom.core.files import read_regular_file
+from batchloom.preparation.documents import PlacedMedium, RecordParsers, SubsetRule
 from batchloom.preparation.settings import DedupRecipe
-from batchloom.preparation.units.media_files import UnitMedia
+from batchloom.preparation.units.media_files import UnitMediaWriter
 from batchloom.preparation.units.unit_files import FACTS_NAME, ROW, UnitFiles
-from batchloom.preparation.units.unit_report import Merging
+from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import Unit
 from batchloom.preparation.units.work_folder import (
     PartCounts,
     UnitFacts,
     attempt_folder,
-    claim,
-    reading,
+    move_into_place,
+    translate_read_errors,
 )
-from batchloom.preparation.units.written_media import placed_media, unit_media
+from batchloom.preparation.units.written_media import read_placed_media, read_unit_media
 from batchloom.sources import PartReader, RecordBounds
-from batchloom.store import write_file, writing
+from batchloom.store import wrap_write_errors, write_file
 from batchloom.store.write import make_folder, sync_folder
 
-STRETCHES = "stretches"
+STREAM_BATCHES_FOLDER = "stretches"
 _FACTS, _TOKENS, _ROWS, _FLAGS, _BAD = (
     *("stretch.json", "tokens.bin", "documents.rows", "trained.bool"),
     "bad.jsonl",
 )
 
 
-class StretchFacts(msgspec.Struct, frozen=True):
+class StreamBatchFacts(msgspec.Struct, frozen=True):
     """What came of a stretch.
 
     Attributes:
@@ -66,7 +66,7 @@ class StretchFacts(msgspec.Struct, frozen=True):
 
 
 @final
-class StretchLog:
+class StreamBatchWriter:
     """Keeps what comes of one stretch while it is read.
 
     Args:
@@ -80,9 +80,9 @@ class StretchLog:
         self._documents = 0
         self._dtype, self._train = "<u2", 0
         make_folder(self._folder)
-        self._media = UnitMedia(self._folder)
+        self._media = UnitMediaWriter(self._folder)
         self._open: dict[str, IO[bytes]] = {}
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             for name in (_TOKENS, _ROWS, _FLAGS, _BAD):
                 self._open[name] = (self._folder / name).open("wb")
 
@@ -100,7 +100,7 @@ class StretchLog:
         self._documents += len(rows)
         self._dtype = tokens.dtype.str
         self._train += int((codes == 0).sum())
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             self._open[_TOKENS].write(np.ascontiguousarray(tokens).data)
             self._open[_ROWS].write(rows.tobytes())
             if trained is not None:
@@ -109,7 +109,7 @@ class StretchLog:
 
     def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
         """Keep bad records."""
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             for bad in found:
                 self._open[_BAD].write(msgspec.json.encode((part, bad)) + b"\n")
 
@@ -117,17 +117,17 @@ class StretchLog:
         self, place: int, parts: list[tuple[int, bool]], facts: UnitFacts, *, last: bool
     ) -> None:
         """Give what is kept its place."""
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             for file in self._open.values():
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
         self._media.sync()
         self._media.close()
-        made = StretchFacts(place, last, parts, self._batches, self._dtype, self._train, facts)
+        made = StreamBatchFacts(place, last, parts, self._batches, self._dtype, self._train, facts)
         write_file(self._folder / _FACTS, msgspec.json.encode(made))
         sync_folder(self._folder)
-        claim(self._folder, self._place)
+        move_into_place(self._folder, self._place)
 
     def abandon(self) -> None:
         """Delete what is kept of a stretch that was not read to its end."""
@@ -137,20 +137,20 @@ class StretchLog:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def kept_stretches(folder: Path) -> list[StretchFacts] | None:
+def read_stream_batches(folder: Path) -> list[StreamBatchFacts] | None:
     """What was kept of a unit, in order; None where a stretch is missing."""
-    found: list[StretchFacts] = []
+    found: list[StreamBatchFacts] = []
     while not found or not found[-1].last:
         path = folder / f"{len(found):06d}" / _FACTS
         if not path.exists():
             return None
-        with reading(path):
-            found.append(msgspec.json.decode(read_regular(path), type=StretchFacts))
+        with translate_read_errors(path):
+            found.append(msgspec.json.decode(read_regular_file(path), type=StreamBatchFacts))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Adoption:
+class AdoptionContext:
     """What it takes to make units of what was kept.
 
     Attributes:
@@ -158,18 +158,18 @@ class Adoption:
         membership: the shares of the subsets.
     """
 
-    readings: Readings
-    membership: Membership
+    readings: RecordParsers
+    membership: SubsetRule
 
 
-def adopt_unit(unit: Unit, kept: Path, folder: Path, attempt: str, how: Adoption) -> bool:
+def adopt_unit(unit: Unit, kept: Path, folder: Path, attempt: str, how: AdoptionContext) -> bool:
     """Make a unit's temporary files of the stretches that were kept; whether all of them were.
 
     Raises:
         InputError: a source cannot be read or has changed.
         OutputError: the files cannot be written.
     """
-    stretches = kept_stretches(kept)
+    stretches = read_stream_batches(kept)
     if stretches is None:
         return False
     aside = attempt_folder(folder, attempt)
@@ -177,36 +177,40 @@ def adopt_unit(unit: Unit, kept: Path, folder: Path, attempt: str, how: Adoption
     before = [0] * len(unit.parts)
     with UnitFiles(aside, DedupRecipe(mode="none")) as files:
         for number, stretch in enumerate(stretches):
-            _copy(kept / f"{number:06d}", stretch, files, before, how)
+            _copy_stream_batch(kept / f"{number:06d}", stretch, files, before, how)
         files.sync()
-    facts = replace_checksums(_facts(unit, stretches, how), files.checksums())
+    facts = replace_checksums(_merge_unit_facts(unit, stretches, how), files.checksums())
     write_file(aside / FACTS_NAME, msgspec.json.encode(facts))
     sync_folder(aside)
-    claim(aside, folder)
+    move_into_place(aside, folder)
     shutil.rmtree(kept, ignore_errors=True)
     return True
 
 
-def _copy(
-    folder: Path, stretch: StretchFacts, files: UnitFiles, before: list[int], how: Adoption
+def _copy_stream_batch(
+    folder: Path,
+    stretch: StreamBatchFacts,
+    files: UnitFiles,
+    before: list[int],
+    how: AdoptionContext,
 ) -> None:
     """Hand what was kept of a stretch on, numbered as in its unit; ``before`` counts records of parts."""
     parts = np.array([part for part, _ in stretch.parts], np.uint32)
     shift = np.array([before[part] for part, _ in stretch.parts], np.uint64)
     with (
-        reading(folder / _ROWS),
+        translate_read_errors(folder / _ROWS),
         (folder / _ROWS).open("rb") as rows_file,
         (folder / _TOKENS).open("rb") as tokens_file,
         (folder / _FLAGS).open("rb") as flags_file,
     ):
-        media, first = unit_media(folder), 0
+        media, first = read_unit_media(folder), 0
         for documents, tokens, flagged in stretch.batches:
             rows = np.fromfile(rows_file, ROW, documents)
             rows["record"] += shift[rows["part"]]
             rows["part"] = parts[rows["part"]]
             ids = np.fromfile(tokens_file, stretch.dtype, tokens)
             flags = np.fromfile(flags_file, bool, tokens) if flagged else None
-            held = placed_media(media, first, documents)
+            held = read_placed_media(media, first, documents)
             files.add(ids, rows, how.membership.codes(rows["hash"]), flags, media=held)
             first += documents
         for line in (folder / _BAD).read_bytes().splitlines():
@@ -217,12 +221,14 @@ def _copy(
         before[part] += counts.records
 
 
-def _facts(unit: Unit, stretches: Sequence[StretchFacts], how: Adoption) -> UnitFacts:
+def _merge_unit_facts(
+    unit: Unit, stretches: Sequence[StreamBatchFacts], how: AdoptionContext
+) -> UnitFacts:
     """What came of a unit, from what came of its stretches."""
     counts: list[PartCounts | None] = [None] * len(unit.parts)
     first: tuple[int, BadRecord] | None = None
     altered: dict[str, str] = {}
-    reports = Merging()
+    reports = UnitReportMerger()
     for number, stretch in enumerate(stretches):
         if first is None and stretch.facts.first_bad is not None:
             piece, bad = stretch.facts.first_bad
@@ -232,12 +238,14 @@ def _facts(unit: Unit, stretches: Sequence[StretchFacts], how: Adoption) -> Unit
             first = part, replace(bad, record=bad.record + shift)
         for (part, whole), piece_counts in zip(stretch.parts, stretch.facts.parts, strict=True):
             so_far = counts[part]
-            counts[part] = piece_counts if whole or so_far is None else _sum(so_far, piece_counts)
+            counts[part] = (
+                piece_counts if whole or so_far is None else _add_part_counts(so_far, piece_counts)
+            )
         for what, source in stretch.facts.altered.items():
             altered.setdefault(what, source)
         reports.add(number, stretch.facts.report)
     made = [
-        one if one.hash else _read_again(unit, number, one, how)
+        one if one.hash else _rehash_part(unit, number, one, how)
         for number, one in enumerate(counts)
         if one is not None
     ]
@@ -252,7 +260,7 @@ def _facts(unit: Unit, stretches: Sequence[StretchFacts], how: Adoption) -> Unit
     )
 
 
-def _read_again(unit: Unit, number: int, counts: PartCounts, how: Adoption) -> PartCounts:
+def _rehash_part(unit: Unit, number: int, counts: PartCounts, how: AdoptionContext) -> PartCounts:
     """The counts of a part that was read in pieces, with the hash of all of its bytes."""
     part = unit.parts[number]
     rules = how.readings.of(part.source).rules
@@ -267,7 +275,7 @@ def replace_checksums(facts: UnitFacts, checksums: Mapping[str, str]) -> UnitFac
     return msgspec.structs.replace(facts, checksums=dict(checksums))
 
 
-def _sum(one: PartCounts, other: PartCounts) -> PartCounts:
+def _add_part_counts(one: PartCounts, other: PartCounts) -> PartCounts:
     dropped: dict[str, Any] = dict(one.dropped)
     for reason, count in other.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count

@@ -11,16 +11,16 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.wording import counted
-from batchloom.preparation.documents import unit_interval
+from batchloom.core.wording import format_count
+from batchloom.preparation.documents import hash_to_unit_interval
 
 # A share of the tokens may miss the asked one by this part of it.
 TOLERANCE = 0.2
 # Documents that may move from and into each subset: the manifest names every one that does.
-_MOST_CANDIDATES = 1 << 16
+_MAX_CANDIDATES = 1 << 16
 # Documents above this part of a subset are tried in pairs, so their number is bounded.
-_LARGE = 2 * TOLERANCE
-_MOST_LARGE = 256
+_LARGE_FRACTION = 2 * TOLERANCE
+_MAX_LARGE = 256
 
 
 class DocumentGroup(NamedTuple):
@@ -37,13 +37,13 @@ class DocumentGroup(NamedTuple):
     tokens: int
 
 
-def misses(share: float, tokens: int, total: int) -> bool:
+def misses_share(share: float, tokens: int, total: int) -> bool:
     """Return whether tokens differ from a share of the total by more than the tolerance."""
     return share > 0 and abs(tokens - share * total) > TOLERANCE * share * total
 
 
 @final
-class Candidates:
+class MoveCandidates:
     """Documents that may leave a subset, collected by hash with bounded memory.
 
     Args:
@@ -51,7 +51,7 @@ class Candidates:
         most: number of hashes that are kept.
     """
 
-    def __init__(self, *, heaviest: bool, most: int = _MOST_CANDIDATES) -> None:
+    def __init__(self, *, heaviest: bool, most: int = _MAX_CANDIDATES) -> None:
         self._heaviest, self._most = heaviest, most
         self._hashes = [np.zeros((0, 2), np.uint64)]
         self._tokens = [np.zeros(0, np.int64)]
@@ -69,7 +69,7 @@ class Candidates:
         """Return the collected hashes by ascending position."""
         self._merge()
         hashes, tokens = self._hashes[0], self._tokens[0]
-        positions = unit_interval(hashes[:, 1])
+        positions = hash_to_unit_interval(hashes[:, 1])
         rows = zip(positions.tolist(), hashes.tolist(), tokens.tolist(), strict=True)
         found = [DocumentGroup(at, (high << 64) | low, count) for at, (low, high), count in rows]
         return sorted(found)
@@ -84,14 +84,14 @@ class Candidates:
         if len(starts):
             hashes, tokens = hashes[starts], np.add.reduceat(tokens, starts)
         if len(hashes) > self._most:
-            key = -tokens if self._heaviest else unit_interval(hashes[:, 1])
+            key = -tokens if self._heaviest else hash_to_unit_interval(hashes[:, 1])
             some = np.sort(np.argsort(key, kind="stable")[: self._most])
             hashes, tokens = hashes[some], tokens[some]
         self._hashes, self._tokens, self._pending = [hashes], [tokens], 0
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class DocumentMoves:
     """Documents that enter and leave a subset."""
 
     entering: tuple[DocumentGroup, ...] = ()
@@ -105,7 +105,7 @@ class Moves:
 
 def choose_moves(
     own: Iterable[DocumentGroup], others: Iterable[DocumentGroup], tokens: int, target: float
-) -> Moves:
+) -> DocumentMoves:
     """Choose the documents that bring a subset to its target.
 
     Documents up to 40 % of the target (as wide as the tolerated range) come first: any number of them
@@ -119,17 +119,17 @@ def choose_moves(
         target: tokens it should have.
     """
     own, others = list(own), list(others)
-    small = [one for one in own if one.tokens <= _LARGE * target]
-    more = [one for one in others if one.tokens <= _LARGE * target]
-    large = [one for one in (*own, *others) if one.tokens > _LARGE * target]
+    small = [one for one in own if one.tokens <= _LARGE_FRACTION * target]
+    more = [one for one in others if one.tokens <= _LARGE_FRACTION * target]
+    large = [one for one in (*own, *others) if one.tokens > _LARGE_FRACTION * target]
     staying = {one.hash for one in own}
-    now = tokens - sum(one.tokens for one in own if one.tokens > _LARGE * target)
+    now = tokens - sum(one.tokens for one in own if one.tokens > _LARGE_FRACTION * target)
     least = now - sum(one.tokens for one in small)
     chosen = _choose_large(large, least, now + sum(one.tokens for one in more), target)
     now += sum(one.tokens for one in chosen)
     entering = [one for one in chosen if one.hash not in staying]
     kept = {one.hash for one in chosen}
-    leaving = [one for one in own if one.tokens > _LARGE * target and one.hash not in kept]
+    leaving = [one for one in own if one.tokens > _LARGE_FRACTION * target and one.hash not in kept]
     for one in sorted(small, key=lambda one: -one.tokens):
         if one.tokens < 2 * (now - target):
             leaving.append(one)
@@ -138,7 +138,7 @@ def choose_moves(
         if one.tokens < 2 * (target - now):
             entering.append(one)
             now += one.tokens
-    return Moves(tuple(entering), tuple(leaving))
+    return DocumentMoves(tuple(entering), tuple(leaving))
 
 
 def _choose_large(
@@ -158,7 +158,7 @@ def _choose_large(
         return max(0.0, target - (most + added), least + added - target)
 
     # Of those that alone are too long only the shortest can be the best.
-    fitting = [one for one in large if one.tokens <= (1 + TOLERANCE) * target][:_MOST_LARGE]
+    fitting = [one for one in large if one.tokens <= (1 + TOLERANCE) * target][:_MAX_LARGE]
     shortest = sorted(large, key=lambda one: one.tokens)[:1]
     choices = ((), *((one,) for one in (*fitting, *shortest)), *combinations(fitting, 2))
     return min(choices, key=distance)
@@ -189,14 +189,14 @@ def balance_subsets(
         counts[destination] += sum(one.tokens for one in moving)
 
     for name, share in shares.items():
-        if misses(share, tokens[name], total):
+        if misses_share(share, tokens[name], total):
             train = sorted(members["train"])
             moves = choose_moves(groups[name], train, tokens[name], share * total)
             move(moves.entering, "train", name)
             move(moves.leaving, name, "train")
     for name in (*shares, "train"):
         if counts[name] == 0 and (name == "train" or shares[name] > 0):
-            spared = _spare_document(members, counts, required=name == "train")
+            spared = _find_spare_document(members, counts, required=name == "train")
             if spared is not None:
                 move([spared[1]], spared[0], name)
     natural = {one.hash: name for name, documents in groups.items() for one in documents}
@@ -209,7 +209,7 @@ def balance_subsets(
     return dict(sorted(moved.items()))
 
 
-def _spare_document(
+def _find_spare_document(
     members: Mapping[str, list[DocumentGroup]], counts: Mapping[str, int], *, required: bool
 ) -> tuple[str, DocumentGroup] | None:
     """Return a subset and its shortest document for a subset that is empty.
@@ -229,7 +229,7 @@ def _spare_document(
     return name, document
 
 
-def share_notes(
+def describe_missed_shares(
     shares: Mapping[str, float],
     tokens: Mapping[str, int],
     documents: int,
@@ -258,13 +258,15 @@ def share_notes(
         *(["cut texts into smaller documents (--split-on paragraph)"] if splits else []),
     ]
     return [
-        f"The {name} subset has {_percent(tokens[name] / total)} of the tokens instead of {_percent(share)} "
-        f"(--{name}-fraction): {reason}, and there are {counted(documents, 'document')}. {', '.join(remedies)}, or "
+        f"The {name} subset has {_format_percent(tokens[name] / total)} of the tokens instead of "
+        f"{_format_percent(share)} "
+        f"(--{name}-fraction): {reason}, and there are {format_count(documents, 'document')}. "
+        f"{', '.join(remedies)}, or "
         f"prepare {name} as a separate store."
         for name, share in shares.items()
-        if tokens.get(name) and misses(share, tokens[name], total)
+        if tokens.get(name) and misses_share(share, tokens[name], total)
     ]
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.3g} %"

@@ -8,23 +8,23 @@ import msgspec
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
-from batchloom.preparation.units.quarantine import Reasons
+from batchloom.preparation.units.quarantine import ReasonCounts
 from batchloom.preparation.units.units import Unit
 from batchloom.sources.formats import KnownCut
 
 # A record of a unit: number of its part inside the unit, its own number inside the part.
-Place = tuple[int, int]
-Stage = Literal["clean", "encode"]
+RecordPosition = tuple[int, int]
+WorkerStage = Literal["clean", "encode"]
 
 
-class At(msgspec.Struct, frozen=True):
+class CrashMarker(msgspec.Struct, frozen=True):
     """A worker is about to take records in hand, those from ``first`` to ``last``; None: it has none."""
 
-    stage: Stage
-    in_hand: tuple[Place, Place] | None
+    stage: WorkerStage
+    in_hand: tuple[RecordPosition, RecordPosition] | None
 
 
-class Heard(msgspec.Struct, frozen=True):
+class UnitProgress(msgspec.Struct, frozen=True):
     """What came of a unit so far, counted from its beginning; of bad records the first and their reasons, too."""
 
     bytes: int = 0
@@ -33,11 +33,11 @@ class Heard(msgspec.Struct, frozen=True):
     tokens: int = 0
     bad: int = 0
     first_bad: tuple[int, BadRecord] | None = None
-    reasons: Reasons = {}
+    reasons: ReasonCounts = {}
 
 
 @dataclass(frozen=True, slots=True)
-class UnitOrder:
+class UnitTask:
     """One unit to be read and tokenized.
 
     Attributes:
@@ -54,28 +54,28 @@ class UnitOrder:
     unit: Unit
     folder: Path
     attempt: str
-    suspects: tuple[tuple[Place, Place], ...] = ()
-    excluded: tuple[tuple[Place, str], ...] = ()
+    suspects: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
+    excluded: tuple[tuple[RecordPosition, str], ...] = ()
     repeated: tuple[Path, ...] = ()
     cuts: tuple[KnownCut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class PiecesOrder:
+class SegmentKeysTask:
     """One unit whose lines (or paragraphs) are to be kept as keys, before any unit is tokenized.
 
     Attributes:
         unit: the parts to read.
         place: file of the keys.
         attempt: sets the file of this attempt apart from that of another one.
-        suspects, excluded, cuts: as those of a :class:`UnitOrder`.
+        suspects, excluded, cuts: as those of a :class:`UnitTask`.
     """
 
     unit: Unit
     place: Path
     attempt: str
-    suspects: tuple[tuple[Place, Place], ...] = ()
-    excluded: tuple[tuple[Place, str], ...] = ()
+    suspects: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
+    excluded: tuple[tuple[RecordPosition, str], ...] = ()
     cuts: tuple[KnownCut, ...] = ()
 
 

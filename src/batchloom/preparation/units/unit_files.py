@@ -14,12 +14,22 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
-from batchloom.preparation.dedup import NO_KEY, band_keys, key_file, key_records
-from batchloom.preparation.documents import BAD_LABEL, PlacedMedium, keys_of, without_control
+from batchloom.preparation.dedup import (
+    NO_KEY,
+    compute_signatures,
+    make_key_records,
+    open_key_writer,
+)
+from batchloom.preparation.documents import (
+    BAD_LABEL,
+    PlacedMedium,
+    make_duplicate_keys,
+    strip_control_tokens,
+)
 from batchloom.preparation.settings import DedupRecipe
-from batchloom.preparation.units.bad_records import put_in_order
-from batchloom.preparation.units.media_files import UnitMedia, media_salts
-from batchloom.store import BAD, writing
+from batchloom.preparation.units.bad_records import sort_bad_records
+from batchloom.preparation.units.media_files import UnitMediaWriter, compute_media_salts
+from batchloom.store import BAD, wrap_write_errors
 from batchloom.store.format import SUBSETS
 
 _T = TypeVar("_T", bound=np.generic)
@@ -27,17 +37,17 @@ _T = TypeVar("_T", bound=np.generic)
 ROWS_NAME = "documents.rows"
 # Hash and number of each document, by which duplicates are found.
 KEYS_NAME = "documents.keys"
-BANDS_NAME = "documents.bands"
+SIGNATURES_NAME = "documents.bands"
 BAD_NAME = "bad.jsonl"
 FACTS_NAME = "unit.json"
-KEPT_NAME = "kept.json"
+DEDUP_COUNTS_NAME = "kept.json"
 DROPPED_NAME = "dropped.rows"
 SHARDS_NAME = "shards.json"
-_STRETCH = 1 << 20
+_CHUNK_TOKENS = 1 << 20
 # Tokens from which on a piece is worth a call of its own.
-_SMALL = 2048
+_MIN_RANGE_TOKENS = 2048
 # What a number of 32 bits can tell apart.
-_MOST_DOCUMENTS = 1 << 32
+_MAX_DOCUMENTS = 1 << 32
 
 # One document; `part` counts inside the unit, `side` is 0 where it is no preference. A text that is `seen` stood
 # before in its unit: it has the length of the first, and no tokens in the files.
@@ -54,12 +64,12 @@ ROW = np.dtype(
 )
 
 
-def written_lengths(rows: NDArray[np.void]) -> NDArray[np.int64]:
+def stored_lengths(rows: NDArray[np.void]) -> NDArray[np.int64]:
     """Tokens that documents have in the files of their unit [D]."""
     return np.where(rows["seen"], 0, rows["length"].astype(np.int64))
 
 
-def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
+def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
     """Whether each row is the first document of its record.
 
     Args:
@@ -72,15 +82,15 @@ def first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray
     return fresh
 
 
-def back_to_back(
+def concatenate_ranges(
     tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> NDArray[_T]:
     """Stretches [starts, stops) of ``tokens`` back to back."""
-    pieces = in_pieces(tokens, starts, stops)
+    pieces = split_ranges(tokens, starts, stops)
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def in_pieces(
+def split_ranges(
     tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> list[NDArray[_T]]:
     """Stretches [starts, stops) of ``tokens`` in pieces to be written one after the other.
@@ -91,16 +101,16 @@ def in_pieces(
     begins = starts[np.concatenate([[True], apart])]
     ends = stops[np.concatenate([apart, [True]])]
     pieces = [tokens[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    small = int((ends - begins).sum()) < _SMALL * len(pieces)
+    small = int((ends - begins).sum()) < _MIN_RANGE_TOKENS * len(pieces)
     return [np.concatenate(pieces)] if small and len(pieces) > 1 else pieces
 
 
-def tokens_name(subset: str) -> str:
+def tokens_file_name(subset: str) -> str:
     """Name of the file with a unit's tokens of one subset, as the shares of the subsets say."""
     return f"tokens.{subset}.bin"
 
 
-def trained_name(subset: str) -> str:
+def trained_file_name(subset: str) -> str:
     """Name of the file that says of each token of a unit's subset whether it is trained, a byte each.
 
     It is there only where some token is not.
@@ -123,17 +133,17 @@ class UnitFiles:
         self._last_bad, self._bad_in_order = (-1, -1), True
         self._stack = contextlib.ExitStack()
         self._key = (
-            self._stack.enter_context(key_file(folder / KEYS_NAME))
+            self._stack.enter_context(open_key_writer(folder / KEYS_NAME))
             if dedup.mode != "none"
             else None
         )
         self._open: dict[str, IO[bytes]] = {}
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
-        self._media, self._documents = UnitMedia(folder), 0
-        near = [BANDS_NAME] if dedup.mode == "near" else []
-        for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_name, SUBSETS)):
-            with writing(folder):
+        self._media, self._documents = UnitMediaWriter(folder), 0
+        near = [SIGNATURES_NAME] if dedup.mode == "near" else []
+        for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_file_name, SUBSETS)):
+            with wrap_write_errors(folder):
                 self._open[name] = (folder / name).open("wb")
 
     def __enter__(self) -> Self:
@@ -165,45 +175,47 @@ class UnitFiles:
         of those that are not seen, as they are compared; None: as they are written. ``media``: of each
         document; nothing where none of them holds any.
         """
-        lengths = written_lengths(rows)
+        lengths = stored_lengths(rows)
         stops = np.cumsum(lengths)
         starts = stops - lengths
         for code, name in enumerate(SUBSETS):
             mine = (codes == code) & (rows["seen"] == 0)
             if mine.any():
-                taken = in_pieces(tokens, starts[mine], stops[mine])
+                taken = split_ranges(tokens, starts[mine], stops[mine])
                 for piece in taken:
                     self._hashes[name].update(piece.data)
-                with writing(self._folder):
+                with wrap_write_errors(self._folder):
                     for piece in taken:
-                        self._open[tokens_name(name)].write(piece.data)
-                    if trained is not None or trained_name(name) in self._open:
+                        self._open[tokens_file_name(name)].write(piece.data)
+                    if trained is not None or trained_file_name(name) in self._open:
                         flags = np.ones(len(tokens), bool) if trained is None else trained
-                        self._flag(name, in_pieces(flags, starts[mine], stops[mine]))
+                        self._flag(name, split_ranges(flags, starts[mine], stops[mine]))
                 self._tokens[name] += sum(piece.size for piece in taken)
         if media:
             self._media.add(media, self._documents)
         self._documents += len(rows)
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             self._open[ROWS_NAME].write(rows.tobytes())
         if self._key is not None and len(rows):
-            fresh = first_of_records(rows, self._last)
+            fresh = mark_first_of_records(rows, self._last)
             self._last = int(rows["part"][-1]), int(rows["record"][-1])
             first = rows[fresh]
-            if self._rows + len(rows) > _MOST_DOCUMENTS:
+            if self._rows + len(rows) > _MAX_DOCUMENTS:
                 raise InputError(
-                    f"A file that cannot be cut holds more than {_MOST_DOCUMENTS:,} documents, too many to number; "
+                    f"A file that cannot be cut holds more than {_MAX_DOCUMENTS:,} documents, too many to number; "
                     "unpack it, split it into several, or say --dedup none."
                 )
             numbers = (self._rows + np.flatnonzero(fresh)).astype(np.uint32)
-            keys = keys_of(first["hash"], first["side"] == BAD)
-            self._key(key_records(keys, numbers, first["part"].astype(np.uint32)))
+            keys = make_duplicate_keys(first["hash"], first["side"] == BAD)
+            self._key(make_key_records(keys, numbers, first["part"].astype(np.uint32)))
             if self._dedup.mode == "near":
-                written = written_lengths(rows)
+                written = stored_lengths(rows)
                 if plain is not None:
                     tokens = plain[0]
                     written[rows["seen"] == 0] = plain[1]
-                self._band(tokens, written, rows, fresh, (added, media_salts(media, len(rows))))
+                self._band(
+                    tokens, written, rows, fresh, (added, compute_media_salts(media, len(rows)))
+                )
             self._rows += len(rows)
 
     def _band(
@@ -226,29 +238,31 @@ class UnitFiles:
         if len(first):
             lengths = np.add.reduceat(written, first)
             skipped = int(written[: first[0]].sum())
-            ids, lengths = without_control(tokens[skipped:], lengths, added)
-            found = band_keys(ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle)
+            ids, lengths = strip_control_tokens(tokens[skipped:], lengths, added)
+            found = compute_signatures(
+                ids, lengths, bands=how.bands, rows=how.rows, shingle=how.shingle
+            )
             # Of one text with two labels neither is a copy of the other.
             salt = np.where(rows["side"][first] == BAD, BAD_LABEL, salts[first])
             other = (salt != 0)[:, None] & (found != NO_KEY)
             keys[first] = np.where(other, np.maximum(found ^ salt[:, None], 1), found)
-        with writing(self._folder):
-            self._open[BANDS_NAME].write(np.ascontiguousarray(keys, "<u8").data)
+        with wrap_write_errors(self._folder):
+            self._open[SIGNATURES_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
     def _flag(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
         """Append flags of tokens; what came before the first of them is trained."""
-        name = trained_name(subset)
+        name = trained_file_name(subset)
         if name not in self._open:
             self._open[name] = (self._folder / name).open("wb")
-            for start in range(0, self._tokens[subset], _STRETCH):
-                size = min(_STRETCH, self._tokens[subset] - start)
+            for start in range(0, self._tokens[subset], _CHUNK_TOKENS):
+                size = min(_CHUNK_TOKENS, self._tokens[subset] - start)
                 self._open[name].write(np.ones(size, bool).data)
         for piece in flags:
             self._open[name].write(piece.data)
 
     def add_bad(self, part: int, found: Sequence[BadRecord]) -> None:
         """Append bad records."""
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             for bad in found:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
                 place = part, bad.record
@@ -257,9 +271,9 @@ class UnitFiles:
 
     def _sort_bad(self) -> None:
         """Put bad records in the order of the input: when each was found is a matter of timing."""
-        with writing(self._folder):
+        with wrap_write_errors(self._folder):
             self._open[BAD_NAME].flush()
-            put_in_order(self._folder / BAD_NAME)
+            sort_bad_records(self._folder / BAD_NAME)
 
     def sync(self) -> None:
         """Finish what is sorted, and make what was written outlast a power cut."""
@@ -268,7 +282,7 @@ class UnitFiles:
             self._sort_bad()
         self._media.sync()
         for file in self._open.values():
-            with writing(self._folder):
+            with wrap_write_errors(self._folder):
                 file.flush()
                 os.fsync(file.fileno())
 

@@ -11,18 +11,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.wording import visible
-from batchloom.preparation.units.stopwatch import Spent, added
+from batchloom.core.wording import escape_unprintable
+from batchloom.preparation.units.stopwatch import StageTime, add_stage_times
 
 # Samples of a reason, the first in input order; characters of the words of one.
-MOST_SAMPLES = 5
-MOST_WORDS = 200
-_LOOKED_AT = 4 * MOST_WORDS
+MAX_SAMPLES = 5
+MAX_SNIPPET_CHARACTERS = 200
+_SCANNED_CHARACTERS = 4 * MAX_SNIPPET_CHARACTERS
 # Bins of lengths: the one numbered b counts lengths of b binary digits.
-_BINS = 33
+_LENGTH_BINS = 33
 
 
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
+class StepFlow(msgspec.Struct, frozen=True, kw_only=True):
     """What came to a step and what left it.
 
     Attributes:
@@ -43,8 +43,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_out: int = 0
     altered: int = 0
 
-    def __add__(self, other: "Flow") -> "Flow":
-        return Flow(
+    def __add__(self, other: "StepFlow") -> "StepFlow":
+        return StepFlow(
             step=self.step,
             documents_in=self.documents_in + other.documents_in,
             documents_out=self.documents_out + other.documents_out,
@@ -56,7 +56,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Sample(msgspec.Struct, frozen=True):
+class DropSample(msgspec.Struct, frozen=True):
     """A document that was left out: its source, its record there, its first words, and what was found."""
 
     source: str
@@ -65,16 +65,16 @@ class Sample(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class DropCounts(msgspec.Struct, frozen=True):
     """Documents that were left out for one reason, and the first of them in input order."""
 
     step: str
     count: int
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[DropSample, ...] = ()
 
-    def __add__(self, other: "Dropped") -> "Dropped":
-        samples = (*self.samples, *other.samples)[:MOST_SAMPLES]
-        return Dropped(self.step, self.count + other.count, samples)
+    def __add__(self, other: "DropCounts") -> "DropCounts":
+        samples = (*self.samples, *other.samples)[:MAX_SAMPLES]
+        return DropCounts(self.step, self.count + other.count, samples)
 
 
 class SourceCounts(msgspec.Struct, frozen=True):
@@ -102,56 +102,56 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
         stages: where the time went.
     """
 
-    flows: tuple[Flow, ...] = ()
-    drops: dict[str, Dropped] = {}
-    lengths: tuple[int, ...] = (0,) * _BINS
+    flows: tuple[StepFlow, ...] = ()
+    drops: dict[str, DropCounts] = {}
+    lengths: tuple[int, ...] = (0,) * _LENGTH_BINS
     languages: dict[str, int] = {}
     sources: dict[str, SourceCounts] = {}
-    stages: dict[str, Spent] = {}
+    stages: dict[str, StageTime] = {}
 
 
-def first_words(text: str) -> str:
+def format_snippet(text: str) -> str:
     """The beginning of a text as a report shows it, every character visible."""
-    beginning = text[:_LOOKED_AT].lstrip()[:MOST_WORDS]
-    return visible(beginning)[:MOST_WORDS]
+    beginning = text[:_SCANNED_CHARACTERS].lstrip()[:MAX_SNIPPET_CHARACTERS]
+    return escape_unprintable(beginning)[:MAX_SNIPPET_CHARACTERS]
 
 
 @final
-class UnitTally:
+class UnitStatistics:
     """Counts what becomes of a unit's documents, told in input order."""
 
     def __init__(self) -> None:
-        self._flows: dict[str, Flow] = {}
-        self._drops: dict[str, Dropped] = {}
-        self._lengths = np.zeros(_BINS, np.int64)
+        self._flows: dict[str, StepFlow] = {}
+        self._drops: dict[str, DropCounts] = {}
+        self._lengths = np.zeros(_LENGTH_BINS, np.int64)
         self._languages: Counter[str] = Counter()
         self._sources: dict[str, SourceCounts] = {}
 
-    def flow(self, more: Flow) -> None:
+    def flow(self, more: StepFlow) -> None:
         """Count documents that went through a step."""
-        self._flows[more.step] = self._flows.get(more.step, Flow(step=more.step)) + more
+        self._flows[more.step] = self._flows.get(more.step, StepFlow(step=more.step)) + more
 
     def dropped(self, step: str, reason: str, count: int = 1) -> None:
         """Count documents that a step left out."""
-        self._drop(reason, Dropped(step, count))
+        self._drop(reason, DropCounts(step, count))
 
     def wants_sample(self, reason: str) -> bool:
         """Whether another sample of a reason would be kept."""
         found = self._drops.get(reason)
-        return found is None or len(found.samples) < MOST_SAMPLES
+        return found is None or len(found.samples) < MAX_SAMPLES
 
-    def sample(self, step: str, reason: str, sample: Sample) -> None:
+    def sample(self, step: str, reason: str, sample: DropSample) -> None:
         """Keep a sample of a reason, if there is room; it counts no document."""
         name = sample.source.encode("utf-8", "replace").decode()
-        words, detail = first_words(sample.words), first_words(sample.detail)
-        cut = Sample(name, sample.record, words, detail)
-        self._drop(reason, Dropped(step, 0, (cut,)))
+        words, detail = format_snippet(sample.words), format_snippet(sample.detail)
+        cut = DropSample(name, sample.record, words, detail)
+        self._drop(reason, DropCounts(step, 0, (cut,)))
 
     def lengths(self, lengths: NDArray[np.integer]) -> None:
         """Count documents by their lengths in tokens, uint32 [documents]."""
         # The exponent of a float is the number of binary digits, and 53 of them are exact.
         digits = np.frexp(lengths.astype(np.float64))[1]
-        self._lengths += np.bincount(digits, minlength=_BINS)
+        self._lengths += np.bincount(digits, minlength=_LENGTH_BINS)
 
     def languages(self, found: Mapping[str, int]) -> None:
         """Count documents by language."""
@@ -172,10 +172,10 @@ class UnitTally:
         for name, counts in one.sources.items():
             self.source(name, counts)
 
-    def _drop(self, reason: str, more: Dropped) -> None:
-        self._drops[reason] = self._drops.get(reason, Dropped(more.step, 0)) + more
+    def _drop(self, reason: str, more: DropCounts) -> None:
+        self._drops[reason] = self._drops.get(reason, DropCounts(more.step, 0)) + more
 
-    def report(self, stages: Mapping[str, Spent]) -> UnitReport:
+    def report(self, stages: Mapping[str, StageTime]) -> UnitReport:
         """What the unit tells, with where its time went."""
         return UnitReport(
             flows=tuple(self._flows.values()),
@@ -183,19 +183,19 @@ class UnitTally:
             lengths=tuple(self._lengths.tolist()),
             languages=dict(self._languages),
             sources=dict(self._sources),
-            stages=added(stages, {}),
+            stages=add_stage_times(stages, {}),
         )
 
 
 @final
-class Merging:
+class UnitReportMerger:
     """Units together, in the order of their numbers, whenever each of them comes.
 
     What is held is one report, and those of units that came before an earlier one.
     """
 
     def __init__(self) -> None:
-        self._tally, self._stages = UnitTally(), dict[str, Spent]()
+        self._tally, self._stages = UnitStatistics(), dict[str, StageTime]()
         self._waiting: dict[int, UnitReport] = {}
         self._next = 0
 
@@ -205,7 +205,7 @@ class Merging:
         while (one := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
             self._tally.join(one)
-            self._stages = added(self._stages, one.stages)
+            self._stages = add_stage_times(self._stages, one.stages)
 
     def report(self) -> UnitReport:
         """What all units together tell."""

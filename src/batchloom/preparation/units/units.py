@@ -6,15 +6,15 @@ from typing import Any
 
 import xxhash
 
-from batchloom.core.files import printable
+from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
-from batchloom.sources import Part, ReadRules, parts_of
+from batchloom.sources import ReadRules, SourcePart, split_source
 from batchloom.sources.files import Source
 
 # Listed input of a unit; with it stand the places where large files are cut, so it is a constant.
 UNIT_BYTES = 256 << 20
 # Bounds what a unit of very many small files takes in memory.
-_UNIT_PARTS = 1 << 14
+_MAX_UNIT_PARTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Unit:
 
     number: int
     first_part: int
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
 
     @property
     def bytes(self) -> int:
@@ -37,7 +37,9 @@ class Unit:
         return sum(part.stop - part.start for part in self.parts)
 
 
-def unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Mapping[str, str]) -> str:
+def compute_unit_identity(
+    unit: Unit, decided_by: Mapping[str, Any], content: Mapping[str, str]
+) -> str:
     """32 hex digits that name what comes of a unit: its inputs, and all that decides what is made of them.
 
     Args:
@@ -50,7 +52,7 @@ def unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Mapping[st
             **decided_by,
             "parts": [
                 [
-                    *(printable(part.source.name), part.source.kind, part.source.size),
+                    *(decode_file_name(part.source.name), part.source.kind, part.source.size),
                     content.get(part.source.path, part.source.mtime_ns),
                     *(part.start, part.stop),
                 ]
@@ -65,7 +67,7 @@ def plan_units(
 ) -> list[Unit]:
     """Group the parts of all sources, in order, into units of about ``unit_bytes``."""
     units: list[Unit] = []
-    group: list[Part] = []
+    group: list[SourcePart] = []
     size = done = 0
 
     def close() -> None:
@@ -75,9 +77,9 @@ def plan_units(
         group, size = [], 0
 
     for source in sources:
-        for part in parts_of(source, rules, unit_bytes):
+        for part in split_source(source, rules, unit_bytes):
             length = part.stop - part.start
-            if group and (size + length > unit_bytes or len(group) >= _UNIT_PARTS):
+            if group and (size + length > unit_bytes or len(group) >= _MAX_UNIT_PARTS):
                 close()
             group.append(part)
             size += length
@@ -86,6 +88,6 @@ def plan_units(
     return units
 
 
-def source_hash(parts: Sequence[str]) -> str:
+def combine_part_hashes(parts: Sequence[str]) -> str:
     """The hash of a source from the hashes of its parts, all as 32 hex digits."""
     return str(xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(part) for part in parts)))

@@ -13,31 +13,36 @@ import msgspec
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import BatchloomError, StoreConflictError
-from batchloom.core.files import NOT_JSON, because, open_regular, read_regular
-from batchloom.core.locks import lock_alone
-from batchloom.preparation.units.tasks import Place
+from batchloom.core.files import (
+    JSON_DECODE_ERRORS,
+    describe_os_error,
+    open_regular_file,
+    read_regular_file,
+)
+from batchloom.core.locks import lock_exclusively
+from batchloom.preparation.units.tasks import RecordPosition
 from batchloom.preparation.units.unit_files import (
     BAD_NAME,
+    DEDUP_COUNTS_NAME,
     FACTS_NAME,
-    KEPT_NAME,
     ROWS_NAME,
     SHARDS_NAME,
 )
 from batchloom.preparation.units.unit_report import UnitReport
 from batchloom.preparation.units.units import Unit
-from batchloom.store import MANIFEST_NAME, WORK_NAME, ShardEntry, write_file, writing
+from batchloom.store import MANIFEST_NAME, WORK_NAME, ShardEntry, wrap_write_errors, write_file
 from batchloom.store.format import LOCK_NAME, TOKENIZER_NAME
 from batchloom.store.write import make_folder, sync_folder
 
 T = TypeVar("T")
 
 # Records, each with the reason why it is not taken in hand.
-Excluded = tuple[tuple[Place, str], ...]
+ExcludedRecords = tuple[tuple[RecordPosition, str], ...]
 
 # Inputs that can be read only once are kept here, each run's in a folder of its own.
 SPOOL_NAME = "spool"
 # Suffixes of keys, of what was found to stand twice, and of documents that go for being alike.
-KEYS, FOUND, DROPS = ".keys", ".rows", ".drops"
+KEYS_SUFFIX, DUPLICATES_SUFFIX, DROPS_SUFFIX = ".keys", ".rows", ".drops"
 # Of the temporary files; a job begun by another version is begun anew.
 WORK_VERSION = 7
 
@@ -83,7 +88,7 @@ class UnitFacts(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, report=UnitReport())
 
 
-class Kept(msgspec.Struct, frozen=True):
+class PartDedupCounts(msgspec.Struct, frozen=True):
     """What is left of a part when duplicates are gone, and how many went by reason."""
 
     documents: int
@@ -91,7 +96,7 @@ class Kept(msgspec.Struct, frozen=True):
     dropped: dict[str, int] = {}
 
 
-class UnitKept(msgspec.Struct, frozen=True):
+class UnitDedupCounts(msgspec.Struct, frozen=True):
     """``kept.json``: what is left of a unit when duplicates are gone.
 
     ``seen`` is how many of the documents that went have no tokens in the unit's files.
@@ -102,7 +107,7 @@ class UnitKept(msgspec.Struct, frozen=True):
     them, its part, its record and its offset.
     """
 
-    parts: list[Kept]
+    parts: list[PartDedupCounts]
     documents: int
     tokens: int
     dropped: int
@@ -116,7 +121,7 @@ class UnitKept(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class UnitWork:
+class TokenizedUnit:
     """A unit with the place of its temporary files, and what came of its first phase."""
 
     unit: Unit
@@ -138,7 +143,7 @@ class Decision(msgspec.Struct, frozen=True):
     tokens: dict[str, int]
 
 
-class JobFacts(msgspec.Struct, frozen=True):
+class JobIdentity(msgspec.Struct, frozen=True):
     """``job.json``: what the work folder is for.
 
     Sources are (name, bytes, mtime in ns), ``kinds`` what each of them is read as, ``content`` the hash of
@@ -155,7 +160,7 @@ class JobFacts(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def translate_read_errors(path: Path) -> Iterator[None]:
     """Turn what is wrong with a file (or folder) of a work folder into one sentence.
 
     Raises:
@@ -165,8 +170,8 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except BatchloomError:
         raise
-    except (OSError, *NOT_JSON) as error:
-        why = because(error) if isinstance(error, OSError) else error
+    except (OSError, *JSON_DECODE_ERRORS) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else error
         work = next(folder for folder in path.parents if folder.name == WORK_NAME)
         raise StoreConflictError(
             f"{path} cannot be read ({why}); delete {work} to begin anew."
@@ -178,14 +183,14 @@ def attempt_folder(place: Path, attempt: str) -> Path:
     return place.with_name(f"{place.name}.{attempt}")
 
 
-def claim(folder: Path, place: Path) -> bool:
+def move_into_place(folder: Path, place: Path) -> bool:
     """Give what an attempt has finished its place; whether no other one was first.
 
     Raises:
         OutputError: it cannot be moved.
     """
     first = True
-    with writing(place):
+    with wrap_write_errors(place):
         try:
             folder.rename(place)
         except OSError as error:
@@ -198,7 +203,7 @@ def claim(folder: Path, place: Path) -> bool:
 
 
 @contextlib.contextmanager
-def claimed_file(place: Path, attempt: str) -> Iterator[Path]:
+def open_attempt_file(place: Path, attempt: str) -> Iterator[Path]:
     """A file of this attempt, which takes its place when all went well.
 
     Raises:
@@ -207,29 +212,29 @@ def claimed_file(place: Path, attempt: str) -> Iterator[Path]:
     make_folder(place.parent)
     aside = attempt_folder(place, attempt)
     yield aside
-    with writing(place):
+    with wrap_write_errors(place):
         aside.replace(place)
 
 
-def read_unit(folder: Path) -> UnitFacts | None:
+def read_unit_facts(folder: Path) -> UnitFacts | None:
     """What came of a unit; None where its first phase is not finished."""
-    return _read(folder / FACTS_NAME, UnitFacts)
+    return _read_json(folder / FACTS_NAME, UnitFacts)
 
 
-def read_shards(folder: Path) -> dict[str, list[ShardEntry]] | None:
+def read_unit_shards(folder: Path) -> dict[str, list[ShardEntry]] | None:
     """A unit's shards by subset; None where they are not written."""
-    return _read(folder / SHARDS_NAME, dict[str, list[ShardEntry]])
+    return _read_json(folder / SHARDS_NAME, dict[str, list[ShardEntry]])
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
-    with reading(path):
+def _read_json(path: Path, kind: type[T]) -> T | None:
+    with translate_read_errors(path):
         try:
-            return msgspec.json.decode(read_regular(path), type=kind)
+            return msgspec.json.decode(read_regular_file(path), type=kind)
         except FileNotFoundError:
             return None
 
 
-def _discard(folder: Path) -> None:
+def _delete_folder(folder: Path) -> None:
     """Delete a folder that may be killed half-way: under its name it is whole or not there."""
     gone = folder.with_name(f"{folder.name}.gone")
     if gone.exists():
@@ -257,7 +262,7 @@ class WorkFolder:
         self.store = self.path / "store"
         self._made_out = not out.exists()
         make_folder(self.path)
-        with writing(self.path):
+        with wrap_write_errors(self.path):
             self._lock: IO[str] = (self.path / LOCK_NAME).open("a+")
         self._take_lock()
 
@@ -266,7 +271,7 @@ class WorkFolder:
 
     def __exit__(self, *exc: object) -> None:
         # A job that failed before anything was finished leaves nothing behind.
-        if not self._lock.closed and not self.has_results() and not self.has_learned():
+        if not self._lock.closed and not self.has_results() and not self.has_learned_tokenizer():
             self.remove()
             if self._made_out:
                 with contextlib.suppress(OSError):
@@ -275,10 +280,10 @@ class WorkFolder:
 
     def has_results(self) -> bool:
         """Whether anything in it is worth going on with."""
-        finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS}", "stretches/*")
+        finished = (f"units/*/{FACTS_NAME}", f"pieces/*{KEYS_SUFFIX}", "stretches/*")
         return self.complete or any(any(self.path.glob(one)) for one in finished)
 
-    def has_learned(self) -> bool:
+    def has_learned_tokenizer(self) -> bool:
         """Whether it keeps a tokenizer that was learned from the inputs: to learn it again takes long."""
         try:
             job = self.job() if self.tokenizer_path.exists() else None
@@ -300,7 +305,7 @@ class WorkFolder:
             )
 
         try:
-            lock_alone(
+            lock_exclusively(
                 self._lock.fileno(),
                 self.path / "lock",
                 busy=busy,
@@ -330,7 +335,7 @@ class WorkFolder:
 
     def pieces(self, identity: str) -> Path:
         """The file of the keys of a unit's lines or paragraphs."""
-        return self.path / "pieces" / f"{identity}{KEYS}"
+        return self.path / "pieces" / f"{identity}{KEYS_SUFFIX}"
 
     @property
     def duplicates(self) -> Path:
@@ -349,13 +354,13 @@ class WorkFolder:
             OutputError: it cannot be deleted, or the units cannot be noted.
         """
         note = self.path / "followed"
-        with writing(self.path):
-            if note.exists() and read_regular(note) == units.encode():
+        with wrap_write_errors(self.path):
+            if note.exists() and read_regular_file(note) == units.encode():
                 return False
             decided = any((self.path / "kept").glob("*"))
             self._drop_unusable()
             for name in ("store", "shards", "kept", "duplicates"):
-                _discard(self.path / name)
+                _delete_folder(self.path / name)
             (self.path / "decision.json").unlink(missing_ok=True)
         write_file(note, units.encode())
         return decided
@@ -368,15 +373,15 @@ class WorkFolder:
                     shutil.rmtree(path, ignore_errors=True)
         for place in ("pieces", "duplicates"):
             for path in (self.path / place).rglob("*.*"):
-                if path.suffix not in (KEYS, FOUND, DROPS):
+                if path.suffix not in (KEYS_SUFFIX, DUPLICATES_SUFFIX, DROPS_SUFFIX):
                     with contextlib.suppress(OSError):
                         path.unlink()
 
-    def job(self) -> JobFacts | None:
+    def job(self) -> JobIdentity | None:
         """What the folder is for; None where nothing was begun."""
-        return _read(self.path / "job.json", JobFacts)
+        return _read_json(self.path / "job.json", JobIdentity)
 
-    def begin(self, job: JobFacts) -> None:
+    def begin(self, job: JobIdentity) -> None:
         """State what the folder is for."""
         write_file(self.path / "job.json", msgspec.json.encode(job))
 
@@ -387,43 +392,43 @@ class WorkFolder:
 
     def tokenizer_state(self) -> dict[str, Any] | None:
         """The state of the job's tokenizer; None where it is not chosen yet."""
-        return _read(self.tokenizer_path, dict)
+        return _read_json(self.tokenizer_path, dict)
 
     def keep_tokenizer(self, state: dict[str, Any]) -> None:
         """Keep the tokenizer, so that a later run goes on with the same one."""
         write_file(self.tokenizer_path, msgspec.json.encode(state))
 
-    def excluded(self) -> dict[str, Excluded]:
+    def excluded(self) -> dict[str, ExcludedRecords]:
         """Records that are kept aside because workers die of them, by the identity of their units."""
-        return _read(self.path / "excluded.json", dict[str, Excluded]) or {}
+        return _read_json(self.path / "excluded.json", dict[str, ExcludedRecords]) or {}
 
-    def exclude(self, identity: str, excluded: Excluded) -> None:
+    def exclude(self, identity: str, excluded: ExcludedRecords) -> None:
         """Keep aside records of a unit, so that a later run does, too."""
         every = {**self.excluded(), identity: excluded}
         write_file(self.path / "excluded.json", msgspec.json.encode(every))
 
     def unit_facts(self, identity: str) -> UnitFacts | None:
         """What came of a unit; None where its first phase is not finished."""
-        return read_unit(self.unit(identity))
+        return read_unit_facts(self.unit(identity))
 
     def bad_records(self, identity: str) -> Iterator[tuple[int, BadRecord]]:
         """What a unit kept aside, as its temporary files say it, each with the number of its part."""
         path = self.unit(identity) / BAD_NAME
-        with reading(path), open_regular(path) as file:
+        with translate_read_errors(path), open_regular_file(path) as file:
             for line in file:
                 yield msgspec.json.decode(line, type=tuple[int, BadRecord])
 
-    def unit_kept(self, number: int) -> UnitKept | None:
+    def unit_dedup_counts(self, number: int) -> UnitDedupCounts | None:
         """What is left of a unit; None where that is not known."""
-        return _read(self.kept(number) / KEPT_NAME, UnitKept)
+        return _read_json(self.kept(number) / DEDUP_COUNTS_NAME, UnitDedupCounts)
 
     def unit_shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
         """A unit's shards by subset; None where they are not written."""
-        return read_shards(self.shards(number))
+        return read_unit_shards(self.shards(number))
 
     def decision(self) -> Decision | None:
         """What was decided over all units; None where it was not."""
-        return _read(self.path / "decision.json", Decision)
+        return _read_json(self.path / "decision.json", Decision)
 
     def decide(self, decision: Decision) -> None:
         """Keep what was decided."""
@@ -453,13 +458,13 @@ class WorkFolder:
         Args:
             keep_units: leave the units whose temporary files are all there.
         """
-        with writing(self.path):
+        with wrap_write_errors(self.path):
             self._drop_unusable()
             for path in self.path.iterdir():
                 if path.name == SPOOL_NAME or (keep_units and path.name == "units"):
                     continue
                 if path.is_dir():
-                    _discard(path)
+                    _delete_folder(path)
                 elif path.name != LOCK_NAME:
                     path.unlink()
 
@@ -467,4 +472,4 @@ class WorkFolder:
         """Delete units whose temporary files went when their shards were written, before these shards go."""
         for path in (self.path / "units").glob("*"):
             if not (path / ROWS_NAME).exists():
-                _discard(path)
+                _delete_folder(path)

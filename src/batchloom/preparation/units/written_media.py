@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from batchloom.core.medium import Medium, Seen
+from batchloom.core.medium import Medium, MediumInfo
 from batchloom.preparation.documents import PlacedMedium
 from batchloom.preparation.units.media_files import MEDIA_NAMES
-from batchloom.preparation.units.work_folder import reading
-from batchloom.store import ROW, MediaRows, ShardMedia
-from batchloom.store.format import StoredMedium, read_blob, stored_media
+from batchloom.preparation.units.work_folder import translate_read_errors
+from batchloom.store import MEDIA_ROW_DTYPE, MediaRows, ShardMedia
+from batchloom.store.format import StoredMedium, make_stored_media, read_blob
 
 
-def unit_media(folder: Path) -> ShardMedia | None:
+def read_unit_media(folder: Path) -> ShardMedia | None:
     """The media of the documents of a unit, or of what a stream has kept of one; None where they hold none.
 
     Raises:
@@ -22,11 +22,13 @@ def unit_media(folder: Path) -> ShardMedia | None:
     rows, places, blobs = (folder / name for name in MEDIA_NAMES)
     if not rows.exists():
         return None
-    with reading(rows):
-        return ShardMedia(MediaRows(np.fromfile(rows, ROW), places.read_bytes()), blobs)
+    with translate_read_errors(rows):
+        return ShardMedia(MediaRows(np.fromfile(rows, MEDIA_ROW_DTYPE), places.read_bytes()), blobs)
 
 
-def placed_media(media: ShardMedia | None, first: int, documents: int) -> list[list[PlacedMedium]]:
+def read_placed_media(
+    media: ShardMedia | None, first: int, documents: int
+) -> list[list[PlacedMedium]]:
     """The media of documents of a unit from the first on, as :meth:`UnitMedia.add` took them.
 
     Empty where none of these holds any.
@@ -40,13 +42,13 @@ def placed_media(media: ShardMedia | None, first: int, documents: int) -> list[l
     found: list[list[PlacedMedium]] = [[] for _ in range(documents)]
     held: dict[int, bytes] = {}
     for number, some in groupby(
-        stored_media(media.rows, range(begin, end), 0, media.blobs), lambda one: one.document
+        make_stored_media(media.rows, range(begin, end), 0, media.blobs), lambda one: one.document
     ):
-        found[number - first] = [_placed(one, held) for one in some]
+        found[number - first] = [_read_medium(one, held) for one in some]
     return found
 
 
-def _placed(one: StoredMedium, held: dict[int, bytes]) -> PlacedMedium:
+def _read_medium(one: StoredMedium, held: dict[int, bytes]) -> PlacedMedium:
     """A medium as it was taken; ``held`` knows the bytes that were read last, by where they begin."""
     data = None
     if one.blob is not None:
@@ -56,5 +58,5 @@ def _placed(one: StoredMedium, held: dict[int, bytes]) -> PlacedMedium:
             held.clear()
             data = held[begin] = read_blob(path, begin, one.size)
     kind = "image" if one.kind == "video" else one.kind
-    medium = Medium(kind, one.place, data, Seen(one.facts, one.digest, one.size))
+    medium = Medium(kind, one.place, data, MediumInfo(one.facts, one.digest, one.size))
     return PlacedMedium(medium, one.start, one.tokens, one.grid)

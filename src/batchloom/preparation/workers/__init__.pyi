@@ -1,25 +1,33 @@
 from .executors import (
-    Crewed as Crewed,
-    EngineName as EngineName,
-    Execution as Execution,
-    alone as alone,
-    crew_for as crew_for,
-    ready_for as ready_for,
-    workers_of as workers_of,
+    ExecutionSettings as ExecutionSettings,
+    ExecutorName as ExecutorName,
+    ExecutorRequest as ExecutorRequest,
+    choose_worker_count as choose_worker_count,
+    make_executor as make_executor,
+    prestart_workers as prestart_workers,
+    runs_inline as runs_inline,
 )
-from .inline_executor import Here as Here
-from .machine_limits import cores as cores, free_memory as free_memory, workers_for as workers_for
-from .process_pool import Pool as Pool, Ready as Ready
+from .inline_executor import InlineExecutor as InlineExecutor
+from .machine_limits import (
+    compute_worker_count as compute_worker_count,
+    count_cores as count_cores,
+    measure_free_memory as measure_free_memory,
+)
+from .process_pool import PrestartedWorkers as PrestartedWorkers, ProcessPool as ProcessPool
 from .protocols import (
-    Crew as Crew,
-    Done as Done,
-    Lost as Lost,
-    Tell as Tell,
-    Told as Told,
-    Work as Work,
+    Executor as Executor,
+    MessageCallback as MessageCallback,
+    TaskFunction as TaskFunction,
+    TaskLoss as TaskLoss,
+    TaskMessage as TaskMessage,
+    TaskResult as TaskResult,
 )
-from .ray_cluster import RayCluster as RayCluster, RayCrew as RayCrew
+from .ray_cluster import RayClusterSettings as RayClusterSettings, RayExecutor as RayExecutor
 from .run_settings import RunSettings as RunSettings
-from .task_retry import carry_out as carry_out
-from .versions import refuse_other_versions as refuse_other_versions, versions_of as versions_of
-from .worker_results import Failed as Failed, error_of as error_of, failure as failure
+from .task_retry import iter_task_events as iter_task_events
+from .versions import check_versions as check_versions, collect_versions as collect_versions
+from .worker_results import (
+    TaskFailure as TaskFailure,
+    encode_failure as encode_failure,
+    restore_error as restore_error,
+)

@@ -4,19 +4,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from batchloom.core.settings import nearest, raise_problems, shown, whole
-from batchloom.preparation.workers.inline_executor import Here
-from batchloom.preparation.workers.machine_limits import cores, free_memory, workers_for
-from batchloom.preparation.workers.process_pool import Pool, Ready
-from batchloom.preparation.workers.protocols import Crew, Setup, Tell
+from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
+from batchloom.preparation.workers.inline_executor import InlineExecutor
+from batchloom.preparation.workers.machine_limits import (
+    compute_worker_count,
+    count_cores,
+    measure_free_memory,
+)
+from batchloom.preparation.workers.process_pool import PrestartedWorkers, ProcessPool
+from batchloom.preparation.workers.protocols import Executor, MessageCallback, TaskFunctionFactory
 
-EngineName = Literal["pool", "ray"]
-_ENGINES = ("pool", "ray")
-_MOST_WORKERS = 100_000
+ExecutorName = Literal["pool", "ray"]
+_EXECUTOR_NAMES = ("pool", "ray")
+_MAX_WORKERS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class ExecutionSettings:
     """How a job is carried out; it decides no byte.
 
     Attributes:
@@ -28,29 +32,31 @@ class Execution:
     """
 
     workers: int | Literal["auto"] = 1
-    engine: EngineName = "pool"
+    engine: ExecutorName = "pool"
     address: str | None = None
     memory: int | None = None
 
     def __post_init__(self) -> None:
         problems = []
-        count = whole(self.workers)
-        if self.workers != "auto" and (count is None or not 1 <= count <= _MOST_WORKERS):
+        count = as_int(self.workers)
+        if self.workers != "auto" and (count is None or not 1 <= count <= _MAX_WORKERS):
             problems.append(
-                f"workers: {shown(self.workers)} is neither 'auto' nor a number from 1 to {_MOST_WORKERS:,}"
+                f"workers: {quote_value(self.workers)} is neither 'auto' nor a number from 1 to {_MAX_WORKERS:,}"
             )
-        if self.engine not in _ENGINES:
-            hint = nearest(self.engine, _ENGINES) if isinstance(self.engine, str) else ""
-            problems.append(f"engine: {shown(self.engine)} is none of {', '.join(_ENGINES)}{hint}")
+        if self.engine not in _EXECUTOR_NAMES:
+            hint = suggest(self.engine, _EXECUTOR_NAMES) if isinstance(self.engine, str) else ""
+            problems.append(
+                f"engine: {quote_value(self.engine)} is none of {', '.join(_EXECUTOR_NAMES)}{hint}"
+            )
         if self.address is not None and self.engine != "ray":
             problems.append("address: is that of a Ray cluster; give --engine ray with it")
-        if self.memory is not None and (whole(self.memory) is None or self.memory < 1):
-            problems.append(f"memory: {shown(self.memory)} is no number of bytes above 0")
+        if self.memory is not None and (as_int(self.memory) is None or self.memory < 1):
+            problems.append(f"memory: {quote_value(self.memory)} is no number of bytes above 0")
         raise_problems(problems)
 
 
 @dataclass(frozen=True, slots=True)
-class Crewed:
+class ExecutorRequest:
     """A job that wants a crew.
 
     Attributes:
@@ -59,34 +65,42 @@ class Crewed:
         ready: processes that have begun.
     """
 
-    execution: Execution
+    execution: ExecutionSettings
     folder: Path
-    ready: Ready | None = None
+    ready: PrestartedWorkers | None = None
 
 
-def workers_of(execution: Execution, units: int) -> int:
+def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
     """How many units are done at the same time on this machine."""
     if execution.workers != "auto":
         return min(execution.workers, max(1, units))
     if execution.engine == "ray":
         return max(1, units)
-    free = free_memory() if units > 1 else None
-    return workers_for("auto", units, cores=cores(), free=free, memory=execution.memory)
+    free = measure_free_memory() if units > 1 else None
+    return compute_worker_count(
+        "auto", units, cores=count_cores(), free=free, memory=execution.memory
+    )
 
 
-def alone(execution: Execution, workers: int) -> bool:
+def runs_inline(execution: ExecutionSettings, workers: int) -> bool:
     """Whether the process that leads a job does all of it."""
     return execution.engine == "pool" and workers == 1 and execution.memory is None
 
 
-def ready_for(execution: Execution, workers: int) -> Ready:
+def prestart_workers(execution: ExecutionSettings, workers: int) -> PrestartedWorkers:
     """Processes that begin while it is found out what they will need; none where no pool does the work."""
-    if execution.engine != "pool" or alone(execution, workers):
+    if execution.engine != "pool" or runs_inline(execution, workers):
         workers = 0
-    return Ready(workers, "batchloom.preparation.phases.worker_setup")
+    return PrestartedWorkers(workers, "batchloom.preparation.phases.worker_setup")
 
 
-def crew_for(job: Crewed, setup: Setup, here: Setup, workers: int, listener: Tell) -> Crew:
+def make_executor(
+    job: ExecutorRequest,
+    setup: TaskFunctionFactory,
+    here: TaskFunctionFactory,
+    workers: int,
+    listener: MessageCallback,
+) -> Executor:
     """The crew of a job.
 
     Args:
@@ -99,11 +113,13 @@ def crew_for(job: Crewed, setup: Setup, here: Setup, workers: int, listener: Tel
     execution = job.execution
     if execution.engine == "ray":
         # Ray takes half a second to import.
-        from batchloom.preparation.workers.ray_cluster import RayCluster, RayCrew  # noqa: PLC0415
+        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor  # noqa: PLC0415
 
         asked = None if execution.workers == "auto" else execution.workers
         memory, shared = execution.memory, job.folder
-        return RayCrew(setup, RayCluster(execution.address, asked, memory, shared=shared))
-    if alone(execution, workers):
-        return Here(here, listener)
-    return Pool(setup, workers, execution.memory, job.ready)
+        return RayExecutor(
+            setup, RayClusterSettings(execution.address, asked, memory, shared=shared)
+        )
+    if runs_inline(execution, workers):
+        return InlineExecutor(here, listener)
+    return ProcessPool(setup, workers, execution.memory, job.ready)

@@ -4,36 +4,44 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self, final
 
-from batchloom.preparation.workers.protocols import Done, Lost, Setup, Told, Work
+from batchloom.preparation.workers.protocols import (
+    TaskFunction,
+    TaskFunctionFactory,
+    TaskLoss,
+    TaskMessage,
+    TaskResult,
+)
 
 
 @final
-class Here:
+class InlineExecutor:
     """Does orders in this process; see ``execution.seam.Crew``.
 
     While an order is done nothing else happens here, so what it tells would be known only after
-    it. A ``listener`` is called with each ``Told`` at once, and ``next`` gives it no second time;
+    it. A ``listener`` is called with each ``TaskMessage`` at once, and ``next`` gives it no second time;
     what the listener raises is raised where the work tells, as if the work had raised it.
     """
 
     workers = 1
 
-    def __init__(self, setup: Setup, listener: Callable[[Told], None] | None = None) -> None:
+    def __init__(
+        self, setup: TaskFunctionFactory, listener: Callable[[TaskMessage], None] | None = None
+    ) -> None:
         self._setup, self._listener = setup, listener
-        self._work: Work | None = None
+        self._work: TaskFunction | None = None
         self._waiting: deque[tuple[int, Any]] = deque()
-        self._happened: deque[Told | Done | Exception] = deque()
+        self._happened: deque[TaskMessage | TaskResult | Exception] = deque()
 
     @property
     def unfinished(self) -> int:
         """Orders that are not done."""
-        return len(self._waiting) + sum(not isinstance(one, Told) for one in self._happened)
+        return len(self._waiting) + sum(not isinstance(one, TaskMessage) for one in self._happened)
 
     def give(self, number: int, order: Any) -> None:
         """Take an order; it is done by ``next``."""
         self._waiting.append((number, order))
 
-    def next(self, seconds: float) -> Told | Done | Lost | None:  # noqa: ARG002 - nothing to wait for
+    def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:  # noqa: ARG002 - nothing to wait for
         """The next thing that happened; does the first order that waits, however long it takes."""
         if not self._happened and self._waiting:
             self._do(*self._waiting.popleft())
@@ -46,12 +54,12 @@ class Here:
 
     def _do(self, number: int, order: Any) -> None:
         def tell(message: Any) -> None:
-            (self._listener or self._happened.append)(Told(number, message))
+            (self._listener or self._happened.append)(TaskMessage(number, message))
 
         if self._work is None:
             self._work = self._setup()
         try:
-            self._happened.append(Done(number, self._work(order, tell)))
+            self._happened.append(TaskResult(number, self._work(order, tell)))
         except Exception as error:  # noqa: BLE001 - told in its turn, after what came before it
             self._happened.append(error)
 

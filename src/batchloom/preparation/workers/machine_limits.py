@@ -10,10 +10,10 @@ from batchloom.core.errors import SettingsError
 # What preparation takes for one worker, at most; "auto" reckons with it where no limit is given.
 WORKER_MEMORY = 700 << 20
 _CGROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUPS = Path("/proc/self/cgroup")
+_PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
-def workers_for(
+def compute_worker_count(
     asked: int | Literal["auto"],
     orders: int,
     *,
@@ -26,7 +26,7 @@ def workers_for(
     Args:
         asked: the user's number, or ``"auto"``: one a core, as many as fit into memory.
         orders: how many there are to do; more workers than that would have nothing to do.
-        cores: as ``cores()`` counts them.
+        cores: as ``count_cores()`` counts them.
         free: bytes of memory that are free; None where that is not known.
         memory: bytes a worker may hold; None for what preparation takes at most.
 
@@ -46,23 +46,23 @@ def workers_for(
     return max(1, min(wanted, orders))
 
 
-def cores() -> int:
+def count_cores() -> int:
     """How many processors this process may use: those given to it, and what its container gets."""
     given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = cpu_quota(_OWN_GROUPS, _CGROUPS)
+    quota = read_cpu_quota(_PROCESS_CGROUPS, _CGROUPS)
     return max(1, min(given or 1, math.ceil(quota) if quota else given or 1))
 
 
-def free_memory() -> int:
+def measure_free_memory() -> int:
     """Bytes of memory that workers can take: what the system has, and what the container may use."""
     import psutil  # noqa: PLC0415 - late: only who starts workers asks
 
     free = int(psutil.virtual_memory().available)
-    left = memory_left(_OWN_GROUPS, _CGROUPS)
+    left = read_memory_left(_PROCESS_CGROUPS, _CGROUPS)
     return free if left is None else min(free, left)
 
 
-def own_memory(process: int) -> int:
+def measure_process_memory(process: int) -> int:
     """Bytes that a process holds and that nothing but its end gives back; 0 where it is gone.
 
     Files that are mapped count in the resident set, and the system takes them back when it must.
@@ -76,45 +76,48 @@ def own_memory(process: int) -> int:
     return int(found.rss - getattr(found, "shared", 0))
 
 
-def too_much(held: int, limit: int) -> str:
+def describe_memory_excess(held: int, limit: int) -> str:
     """What became of a worker above its limit, in the middle of a sentence."""
-    return f"used {_size(held)} of memory, more than the {_size(limit)} that a worker may use"
+    return f"used {_format_memory(held)} of memory, more than the {_format_memory(limit)} that a worker may use"
 
 
-def _size(size: int) -> str:
+def _format_memory(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def cpu_quota(own: Path, root: Path) -> float | None:
+def read_cpu_quota(own: Path, root: Path) -> float | None:
     """Processors that control groups (version 1 or 2) leave; None where they set no bound."""
     found = []
-    for folder in _groups(own, root, "cpu"):
-        words = _words(folder / "cpu.max")
+    for folder in _list_cgroup_folders(own, root, "cpu"):
+        words = _read_words(folder / "cpu.max")
         if not words:
-            words = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+            words = [
+                *_read_words(folder / "cpu.cfs_quota_us"),
+                *_read_words(folder / "cpu.cfs_period_us"),
+            ]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
             found.append(int(words[0]) / int(words[1]))
     return min(found, default=None)
 
 
-def memory_left(own: Path, root: Path) -> int | None:
+def read_memory_left(own: Path, root: Path) -> int | None:
     """Bytes that control groups leave to this process and its children; None without a bound."""
     found = []
-    for folder in _groups(own, root, "memory"):
+    for folder in _list_cgroup_folders(own, root, "memory"):
         for bound, used in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
-            words = [*_words(folder / bound), *_words(folder / used)]
+            words = [*_read_words(folder / bound), *_read_words(folder / used)]
             if len(words) == 2 and words[0].isdigit():
                 # Cached files count as used, and are given back.
-                cached = dict(zip(*[iter(_words(folder / "memory.stat"))] * 2, strict=False))
+                cached = dict(zip(*[iter(_read_words(folder / "memory.stat"))] * 2, strict=False))
                 files = int(cached.get("inactive_file", 0)) + int(cached.get("active_file", 0))
                 found.append(max(0, int(words[0]) - int(words[1]) + files))
     return min(found, default=None)
 
 
-def _groups(own: Path, root: Path, controller: str) -> list[Path]:
+def _list_cgroup_folders(own: Path, root: Path, controller: str) -> list[Path]:
     """The folders that may bound a process: its group's and all above it.
 
     Inside a container the group's own path is often not mounted; the root then stands for it.
@@ -137,7 +140,7 @@ def _groups(own: Path, root: Path, controller: str) -> list[Path]:
     return folders
 
 
-def _words(path: Path) -> list[str]:
+def _read_words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except OSError:

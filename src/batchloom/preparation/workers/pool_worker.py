@@ -16,14 +16,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from batchloom.core.worker_process import mark_worker
-from batchloom.preparation.workers.protocols import Lost, Told, Work
-from batchloom.preparation.workers.worker_results import OUT_OF_MEMORY, answer, failure
+from batchloom.preparation.workers.protocols import TaskFunction, TaskLoss, TaskMessage
+from batchloom.preparation.workers.worker_results import OUT_OF_MEMORY, encode_failure, run_task
 
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
+class WorkerRequest:
     """The worker has nothing to do: it wants the setup (once), or an order."""
 
     setup: bool
@@ -42,17 +42,17 @@ def main(pipe: int, coordinator: int, module: str = "") -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     mark_worker()
     os.set_inheritable(pipe, False)  # noqa: FBT003 - positional only
-    _end_with(pipe, coordinator)
+    _exit_with_coordinator(pipe, coordinator)
     if module:
         importlib.import_module(module)
     try:
-        _serve(Connection(pipe))
+        _serve_tasks(Connection(pipe))
     except (EOFError, OSError):
         # The coordinator is gone, and nobody is left to tell.
         os._exit(1)
 
 
-def _end_with(pipe: int, coordinator: int) -> None:
+def _exit_with_coordinator(pipe: int, coordinator: int) -> None:
     """End this process at once when the coordinator does: nobody may write into its folder after.
 
     On Linux the kernel does it, even where native code holds the interpreter; elsewhere (and where
@@ -74,28 +74,28 @@ def _end_with(pipe: int, coordinator: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _serve(pipe: Connection) -> None:
-    pipe.send_bytes(pickle.dumps(Asks(setup=True)))
-    work = _made(pipe)
+def _serve_tasks(pipe: Connection) -> None:
+    pipe.send_bytes(pickle.dumps(WorkerRequest(setup=True)))
+    work = _receive_setup(pipe)
     while True:
-        pipe.send_bytes(pickle.dumps(Asks(setup=False)))
+        pipe.send_bytes(pickle.dumps(WorkerRequest(setup=False)))
         number, order = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the coordinator's own bytes
 
         def tell(message: Any, number: int = number) -> None:
-            pipe.send_bytes(pickle.dumps(Told(number, message), protocol=5))
+            pipe.send_bytes(pickle.dumps(TaskMessage(number, message), protocol=5))
 
         try:
-            pipe.send_bytes(answer(number, work, order, tell))
+            pipe.send_bytes(run_task(number, work, order, tell))
         except MemoryError:
-            pipe.send_bytes(pickle.dumps(Lost(number, OUT_OF_MEMORY)))
+            pipe.send_bytes(pickle.dumps(TaskLoss(number, OUT_OF_MEMORY)))
             os._exit(1)
         del order
 
 
-def _made(pipe: Connection) -> Work:
+def _receive_setup(pipe: Connection) -> TaskFunction:
     try:
         setup = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the coordinator's own bytes
         return setup()  # type: ignore[no-any-return]
     except Exception as error:  # noqa: BLE001 - the edge of a process: everything is told
-        pipe.send_bytes(failure(-1, error))
+        pipe.send_bytes(encode_failure(-1, error))
         os._exit(1)

@@ -20,28 +20,38 @@ from multiprocessing.spawn import get_executable
 from typing import Any, Self, final
 
 from batchloom.core.errors import SettingsError, WorkerError
-from batchloom.preparation.workers.machine_limits import own_memory, too_much
-from batchloom.preparation.workers.pool_worker import Asks
-from batchloom.preparation.workers.protocols import Done, Lost, Setup, Told
-from batchloom.preparation.workers.worker_results import Failed, error_of
+from batchloom.preparation.workers.machine_limits import (
+    describe_memory_excess,
+    measure_process_memory,
+)
+from batchloom.preparation.workers.pool_worker import WorkerRequest
+from batchloom.preparation.workers.protocols import (
+    TaskFunctionFactory,
+    TaskLoss,
+    TaskMessage,
+    TaskResult,
+)
+from batchloom.preparation.workers.worker_results import TaskFailure, restore_error
 
 # Deaths of every worker one after the other before any is ready: the next one would die of the same.
-_MOST_DEATHS = 3
+_MAX_DEATHS_PER_WORKER = 3
 # How often memory is looked at, and whether a silent worker still lives.
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 # A worker that was killed is gone at once, unless the system holds it (a disk that does not answer).
-_END_SECONDS = 5.0
+_EXIT_SECONDS = 5.0
 # The search path stands before anything of batchloom is imported.
-_START = (
+_WORKER_COMMAND = (
     "import sys; sys.path[:] = sys.argv[4:]; from batchloom.preparation.workers.pool_worker import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
 # There are as many workers as cores; threads of libraries inside them would only hinder each other.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+_SINGLE_THREAD_ENV = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
+)
 
 
 @dataclass(eq=False, slots=True)
-class _Worker:
+class _PoolWorker:
     """One process.
 
     Attributes:
@@ -60,7 +70,7 @@ class _Worker:
 
 
 @final
-class Ready:
+class PrestartedWorkers:
     """Processes that begin before it is known what they will do; a context manager that ends those nobody took.
 
     A worker needs half a second to import what it works with, which its coordinator has something better to do with.
@@ -71,9 +81,9 @@ class Ready:
     """
 
     def __init__(self, workers: int, module: str) -> None:
-        self._workers = [_started(module) for _ in range(workers)]
+        self._workers = [_start_worker(module) for _ in range(workers)]
 
-    def take(self) -> list[_Worker]:
+    def take(self) -> list[_PoolWorker]:
         """Those that are there, which now are another's to end."""
         taken, self._workers = self._workers, []
         return taken
@@ -84,11 +94,11 @@ class Ready:
     def __exit__(self, *exc: object) -> None:
         for one in self.take():
             one.process.kill()
-            _end(one)
+            _stop_worker(one)
 
 
 @final
-class Pool:
+class ProcessPool:
     """Does orders in processes of this machine; see ``execution.seam.Crew``.
 
     Processes start when there are orders for them. Use it from one thread, the one that asks for
@@ -107,7 +117,11 @@ class Pool:
     """
 
     def __init__(
-        self, setup: Setup, workers: int, memory: int | None = None, ready: Ready | None = None
+        self,
+        setup: TaskFunctionFactory,
+        workers: int,
+        memory: int | None = None,
+        ready: PrestartedWorkers | None = None,
     ) -> None:
         if workers < 1:
             raise SettingsError([f"workers: {workers} is too few; give 1 or more"])
@@ -115,7 +129,7 @@ class Pool:
         self._most, self._memory = workers, memory
         self._waiting: deque[tuple[int, Any]] = deque()
         self._workers = ready.take() if ready else []
-        self._speaking: deque[_Worker] = deque()
+        self._readable_workers: deque[_PoolWorker] = deque()
         self._deaths = 0
         self._looked = 0.0
 
@@ -132,13 +146,13 @@ class Pool:
     def give(self, number: int, order: Any) -> None:
         """Take an order; a process is started for it where all are busy and there may be more."""
         self._waiting.append((number, order))
-        self._employ()
+        self._assign_tasks()
 
-    def next(self, seconds: float) -> Told | Done | Lost | None:
+    def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
         """The next thing that happened; None where nothing did for so long, or all is done."""
         until = time.monotonic() + seconds
         while self.unfinished:
-            self._employ()
+            self._assign_tasks()
             event = self._look() or self._heard(until - time.monotonic())
             if event is not None:
                 return event
@@ -149,7 +163,7 @@ class Pool:
     def close(self) -> None:
         """End all processes, whatever they do."""
         self._waiting.clear()
-        self._speaking.clear()
+        self._readable_workers.clear()
         for one in self._workers:
             one.process.kill()
         while self._workers:
@@ -161,17 +175,17 @@ class Pool:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _employ(self) -> None:
+    def _assign_tasks(self) -> None:
         """Give orders that wait to workers that do, and start more where there are too few."""
         for one in self._workers:
             if one.idle and self._waiting and self._send(one):
                 self._waiting.popleft()
         coming = sum(one.number is None and not one.ended for one in self._workers)
         while coming < len(self._waiting) and len(self._workers) < self._most:
-            self._workers.append(_started())
+            self._workers.append(_start_worker())
             coming += 1
 
-    def _send(self, worker: _Worker) -> bool:
+    def _send(self, worker: _PoolWorker) -> bool:
         number, order = self._waiting[0]
         worker.idle = False
         try:
@@ -181,36 +195,36 @@ class Pool:
         worker.number = number
         return True
 
-    def _heard(self, seconds: float) -> Told | Done | Lost | None:
+    def _heard(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
         """What the next worker that speaks has to say; each that does has its turn."""
-        if not self._speaking:
+        if not self._readable_workers:
             pipes = [one.pipe for one in self._workers]
-            found = set(wait(pipes, max(0.0, min(seconds, _LOOK_SECONDS))))
-            self._speaking.extend(one for one in self._workers if one.pipe in found)
-        return self._read(self._speaking.popleft()) if self._speaking else None
+            found = set(wait(pipes, max(0.0, min(seconds, _POLL_SECONDS))))
+            self._readable_workers.extend(one for one in self._workers if one.pipe in found)
+        return self._read(self._readable_workers.popleft()) if self._readable_workers else None
 
-    def _read(self, worker: _Worker) -> Told | Done | Lost | None:
+    def _read(self, worker: _PoolWorker) -> TaskMessage | TaskResult | TaskLoss | None:
         """Take one message of a worker, and do what it asks for."""
         try:
             said = pickle.loads(worker.pipe.recv_bytes())  # noqa: S301 - of our own process
         except (EOFError, OSError):
             return self._gone(worker)
-        if isinstance(said, Asks):
+        if isinstance(said, WorkerRequest):
             if said.setup:
                 with contextlib.suppress(OSError):  # it is dead, and its pipe says so when read
                     worker.pipe.send_bytes(self._setup)
             else:
                 worker.ready, worker.idle, self._deaths = True, not worker.ended, 0
             return None
-        if not isinstance(said, Told):
+        if not isinstance(said, TaskMessage):
             worker.number = None
-        if isinstance(said, Failed):
-            raise error_of(said)
+        if isinstance(said, TaskFailure):
+            raise restore_error(said)
         return said  # type: ignore[no-any-return]
 
-    def _look(self) -> Lost | None:
+    def _look(self) -> TaskLoss | None:
         """Kill who holds too much, and find who died while something else holds its pipe open."""
-        if time.monotonic() < self._looked + _LOOK_SECONDS:
+        if time.monotonic() < self._looked + _POLL_SECONDS:
             return None
         self._looked = time.monotonic()
         for one in self._workers:
@@ -218,20 +232,20 @@ class Pool:
                 if not one.pipe.poll():
                     return self._gone(one)
             elif self._memory is not None and not one.ended:
-                held = own_memory(one.process.pid)
+                held = measure_process_memory(one.process.pid)
                 if held > self._memory:
-                    one.ended, one.idle = too_much(held, self._memory), False
+                    one.ended, one.idle = describe_memory_excess(held, self._memory), False
                     one.process.kill()
         return None
 
-    def _gone(self, worker: _Worker) -> Lost | None:
+    def _gone(self, worker: _PoolWorker) -> TaskLoss | None:
         """Nothing more comes of a worker."""
         reason = self._forget(worker)
         if worker.number is not None:
-            return Lost(worker.number, reason)
+            return TaskLoss(worker.number, reason)
         if not worker.ready:
             self._deaths += 1
-            if self._deaths >= _MOST_DEATHS * self._most:
+            if self._deaths >= _MAX_DEATHS_PER_WORKER * self._most:
                 remedy = (
                     "Give more (--memory-per-worker)."
                     if worker.ended
@@ -243,26 +257,26 @@ class Pool:
                 )
         return None
 
-    def _forget(self, worker: _Worker) -> str:
+    def _forget(self, worker: _PoolWorker) -> str:
         """Take a worker that ends off the list; what became of it."""
         self._workers.remove(worker)
-        return _end(worker)
+        return _stop_worker(worker)
 
 
-def _end(worker: _Worker) -> str:
+def _stop_worker(worker: _PoolWorker) -> str:
     """Close the pipe of a worker that ends; what became of it."""
     worker.pipe.close()
     try:
-        status = worker.process.wait(_END_SECONDS)
+        status = worker.process.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         worker.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(_END_SECONDS)
+            worker.process.wait(_EXIT_SECONDS)
         return worker.ended or "closed its pipe and did not end"
-    return worker.ended or _said(status)
+    return worker.ended or _describe_exit(status)
 
 
-def _said(status: int) -> str:
+def _describe_exit(status: int) -> str:
     if status == -signal.SIGKILL:
         return "was killed by signal 9 (out of memory?)"
     if status < 0:
@@ -271,7 +285,7 @@ def _said(status: int) -> str:
     return f"ended by itself with exit code {status}"
 
 
-def _started(module: str = "") -> _Worker:
+def _start_worker(module: str = "") -> _PoolWorker:
     """A new process, which knows of this one only its search path, its environment and a pipe.
 
     It imports the module before it asks for anything, where one is named.
@@ -291,7 +305,7 @@ def _started(module: str = "") -> _Worker:
         *(f"-W{one}" for one in sys.warnoptions),
         *(
             "-c",
-            _START,
+            _WORKER_COMMAND,
             str(its),
             str(os.getpid()),
             module,
@@ -304,7 +318,7 @@ def _started(module: str = "") -> _Worker:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter
             command,
             stdin=subprocess.DEVNULL,
-            env={**_ONE_THREAD, **os.environ},
+            env={**_SINGLE_THREAD_ENV, **os.environ},
             pass_fds=(its,),
         )
     except OSError as error:
@@ -315,4 +329,4 @@ def _started(module: str = "") -> _Worker:
     finally:
         os.close(its)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _Worker(process, Connection(mine))
+    return _PoolWorker(process, Connection(mine))

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 # Told by a worker on its way; what is told before a worker dies arrives.
-Tell = Callable[[Any], None]
+MessageCallback = Callable[[Any], None]
 # Does one order; made once in every worker process by a setup. A MemoryError is a lost worker.
-Work = Callable[[Any, Tell], Any]
+TaskFunction = Callable[[Any, MessageCallback], Any]
 # Picklable; makes the function that does orders, in the process that will do them.
-Setup = Callable[[], Work]
+TaskFunctionFactory = Callable[[], TaskFunction]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TaskMessage:
     """Something that the worker of an order said before it was done."""
 
     number: int
@@ -25,7 +25,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TaskResult:
     """An order is done, and this came of it."""
 
     number: int
@@ -33,7 +33,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class TaskLoss:
     """The worker of an order is gone: nothing came of it, and nothing more will.
 
     Attributes:
@@ -45,7 +45,7 @@ class Lost:
     reason: str
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """Workers that take orders; use as a context manager, which ends them."""
 
     @property
@@ -62,7 +62,7 @@ class Crew(Protocol):
         """Take an order; it waits until a worker is free."""
         ...
 
-    def next(self, seconds: float) -> Told | Done | Lost | None:
+    def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
         """The next thing that happened; None where nothing did for so long.
 
         What is told of an order comes before its end. What the work of an order raises ends the

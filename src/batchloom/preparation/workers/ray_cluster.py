@@ -18,23 +18,34 @@ from batchloom.core.errors import (
     SettingsError,
     WorkerError,
 )
-from batchloom.core.files import because
-from batchloom.core.settings import shown
-from batchloom.preparation.workers.machine_limits import cores
-from batchloom.preparation.workers.protocols import Done, Lost, Setup, Told
-from batchloom.preparation.workers.ray_worker import Job, Mailbox, Message, Unreached, do_order
-from batchloom.preparation.workers.worker_results import Failed, error_of
+from batchloom.core.files import describe_os_error
+from batchloom.core.settings import quote_value
+from batchloom.preparation.workers.machine_limits import count_cores
+from batchloom.preparation.workers.protocols import (
+    TaskFunctionFactory,
+    TaskLoss,
+    TaskMessage,
+    TaskResult,
+)
+from batchloom.preparation.workers.ray_worker import (
+    MessageMailbox,
+    RayJob,
+    RayMessage,
+    UnreachableFolder,
+    run_ray_task,
+)
+from batchloom.preparation.workers.worker_results import TaskFailure, restore_error
 
-_LOOK_SECONDS = 1.0
-_KNOCK_SECONDS = 5.0
+_POLL_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
 # What Ray keeps of orders and results in shared memory on a machine of its own; both are small.
 _OBJECT_BYTES = 128 << 20
 _NODE_DIED = "was on a node of the Ray cluster that died"
-_AGAIN = "what is done stays, so mend the cluster and give the same command again"
+_RESUME_HINT = "what is done stays, so mend the cluster and give the same command again"
 
 
 @dataclass(frozen=True, slots=True)
-class RayCluster:
+class RayClusterSettings:
     """Where a crew works.
 
     Attributes:
@@ -58,14 +69,14 @@ class RayCluster:
 
 
 @dataclass(slots=True)
-class _Task:
+class _RayTask:
     serial: int
     number: int
     node: str = ""
 
 
 @final
-class RayCrew:
+class RayExecutor:
     """Does orders on a Ray cluster; see ``execution.seam.Crew``. Use it as a context manager.
 
     Paths in orders mean the same on every node: give absolute ones.
@@ -77,12 +88,12 @@ class RayCrew:
         OutputError: by ``next``: a node does not see the shared folder.
     """
 
-    def __init__(self, setup: Setup, cluster: RayCluster) -> None:
+    def __init__(self, setup: TaskFunctionFactory, cluster: RayClusterSettings) -> None:
         self._setup, self._cluster = pickle.dumps(setup, protocol=5), cluster
         self._waiting: deque[tuple[int, Any]] = deque()
-        self._tasks: dict[Any, _Task] = {}
+        self._tasks: dict[Any, _RayTask] = {}
         self._last: dict[int, str] = {}
-        self._happened: deque[Told | Done | Lost | Exception] = deque()
+        self._happened: deque[TaskMessage | TaskResult | TaskLoss | Exception] = deque()
         self._serial = self._room = 0
         self._looked = self._worked = 0.0
         self._ours = False
@@ -97,11 +108,11 @@ class RayCrew:
     @property
     def unfinished(self) -> int:
         """Orders that are not done, or whose end was not said yet."""
-        ends = sum(not isinstance(one, Told) for one in self._happened)
+        ends = sum(not isinstance(one, TaskMessage) for one in self._happened)
         return len(self._waiting) + len(self._tasks) + ends
 
     def __enter__(self) -> Self:
-        self._ray = _ray(self._cluster)
+        self._ray = _import_ray(self._cluster)
         self._ours = not self._ray.is_initialized()
         if self._ours:
             _connect(self._ray, self._cluster)
@@ -128,17 +139,17 @@ class RayCrew:
         """Take an order; it is sent when a processor is free."""
         self._waiting.append((number, order))
 
-    def next(self, seconds: float) -> Told | Done | Lost | None:
+    def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
         """The next thing that happened; None where nothing did for so long, or all is done."""
         until = time.monotonic() + seconds
         while not self._happened and self.unfinished:
             try:
                 self._look()
                 self._submit()
-                self._hear(max(0.0, min(until - time.monotonic(), _LOOK_SECONDS)))
+                self._hear(max(0.0, min(until - time.monotonic(), _POLL_SECONDS)))
             except self._ray.exceptions.RayError as error:
                 raise WorkerError(
-                    f"The Ray cluster is gone ({_first(error)}); {_AGAIN}."
+                    f"The Ray cluster is gone ({_first_line(error)}); {_RESUME_HINT}."
                 ) from error
             if time.monotonic() >= until:
                 break
@@ -154,25 +165,27 @@ class RayCrew:
         context = ray.get_runtime_context()
         key = f"{context.get_job_id()}-{os.getpid()}-{time.time_ns()}"
         shared = self._cluster.shared
-        self._job = Job(key, self._cluster.memory, None if shared is None else shared.absolute())
+        self._job = RayJob(key, self._cluster.memory, None if shared is None else shared.absolute())
         self._token = self._job.token
         if self._token is not None:
             try:
                 self._token.write_text(key)
             except OSError as error:
-                raise OutputError(f"Cannot write {self._token}: {because(error)}.") from error
+                raise OutputError(
+                    f"Cannot write {self._token}: {describe_os_error(error)}."
+                ) from error
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             context.get_node_id(), soft=False
         )
         # Every worker that tells waits in it, and so does the coordinator.
         self._mailbox = (
-            ray.remote(Mailbox)
+            ray.remote(MessageMailbox)
             .options(num_cpus=0, max_concurrency=1 << 16, scheduling_strategy=here)
             .remote()
         )
         self._take = self._mailbox.take.remote()
         self._stored = ray.put(self._setup)
-        self._do = ray.remote(do_order).options(
+        self._do = ray.remote(run_ray_task).options(
             num_cpus=1, max_retries=0, memory=self._cluster.memory
         )
         self._worked = time.monotonic()
@@ -180,12 +193,12 @@ class RayCrew:
     def _look(self) -> None:
         """See which nodes there are now."""
         now = time.monotonic()
-        if now < self._looked + _LOOK_SECONDS:
+        if now < self._looked + _POLL_SECONDS:
             return
         self._looked = now
         nodes = {one["NodeID"]: one["Resources"] for one in self._ray.nodes() if one["Alive"]}
         self._give_up(set(nodes))
-        self._room = room(list(nodes.values()), self._cluster.memory)
+        self._room = count_worker_slots(list(nodes.values()), self._cluster.memory)
         if self._room:
             self._worked = now
         elif now > self._worked + self._cluster.patience:
@@ -193,7 +206,7 @@ class RayCrew:
             if self._cluster.memory is not None:
                 lacking += f" and {self._cluster.memory >> 20:,} MiB of memory for a worker"
             raise WorkerError(
-                f"No node of the Ray cluster has had {lacking} for {self._cluster.patience:g} seconds; {_AGAIN}."
+                f"No node of the Ray cluster has had {lacking} for {self._cluster.patience:g} seconds; {_RESUME_HINT}."
             )
 
     def _give_up(self, alive: set[str]) -> None:
@@ -201,7 +214,7 @@ class RayCrew:
         for reference, task in list(self._tasks.items()):
             if task.node and task.node not in alive:
                 del self._tasks[reference]
-                self._happened.append(Lost(task.number, _NODE_DIED))
+                self._happened.append(TaskLoss(task.number, _NODE_DIED))
 
     def _submit(self) -> None:
         while self._waiting and len(self._tasks) < self.workers:
@@ -214,7 +227,7 @@ class RayCrew:
                 pickle.dumps((number, order), protocol=5),
                 self._mailbox,
             )
-            self._tasks[task] = _Task(self._serial, number)
+            self._tasks[task] = _RayTask(self._serial, number)
 
     def _hear(self, seconds: float) -> None:
         """Wait for the next thing: the end of a task, or something that is told."""
@@ -229,7 +242,7 @@ class RayCrew:
         if first in self._tasks:
             self._happened.append(self._end(first, self._tasks.pop(first)))
 
-    def _open(self, messages: list[tuple[int, Message]]) -> None:
+    def _open(self, messages: list[tuple[int, RayMessage]]) -> None:
         current = {task.serial: task for task in self._tasks.values()}
         for _, one in messages:
             # A process on a node that was given up may go on telling.
@@ -241,33 +254,35 @@ class RayCrew:
             elif one.last:
                 self._last[one.serial] = one.last
             else:
-                self._happened.append(Told(task.number, one.message))
+                self._happened.append(TaskMessage(task.number, one.message))
 
-    def _end(self, reference: Any, task: _Task) -> Done | Lost | Exception:
+    def _end(self, reference: Any, task: _RayTask) -> TaskResult | TaskLoss | Exception:
         """What came of a task that is over."""
         errors = self._ray.exceptions
         last = self._last.pop(task.serial, "")
         try:
             said = pickle.loads(self._ray.get(reference))  # noqa: S301 - of our own process
         except errors.RayTaskError as error:
-            return WorkerError(_unable(error))
+            return WorkerError(_describe_task_error(error))
         except errors.OutOfMemoryError:
-            return Lost(task.number, "was killed by Ray, because its node ran out of memory")
+            return TaskLoss(task.number, "was killed by Ray, because its node ran out of memory")
         except errors.NodeDiedError:
-            return Lost(task.number, _NODE_DIED)
+            return TaskLoss(task.number, _NODE_DIED)
         except errors.WorkerCrashedError:
-            return Lost(task.number, last or "died on a node of the Ray cluster (out of memory?)")
+            return TaskLoss(
+                task.number, last or "died on a node of the Ray cluster (out of memory?)"
+            )
         except errors.ObjectLostError:
-            return Lost(task.number, "was done, and its result died with its node")
-        if isinstance(said, Unreached):
+            return TaskLoss(task.number, "was done, and its result died with its node")
+        if isinstance(said, UnreachableFolder):
             return OutputError(
                 f"The node {said.node} of the Ray cluster does not see {self._job.shared}; give a folder that lies "
                 "at the same path on every node (a shared file system), or leave that node out."
             )
-        return error_of(said) if isinstance(said, Failed) else said
+        return restore_error(said) if isinstance(said, TaskFailure) else said
 
 
-def room(nodes: list[dict[str, float]], memory: int | None) -> int:
+def count_worker_slots(nodes: list[dict[str, float]], memory: int | None) -> int:
     """How many workers of one processor, and of so much memory, fit into nodes of these resources."""
     return sum(
         min(int(one.get("CPU", 0)), int(one.get("memory", 0) // memory) if memory else 1 << 30)
@@ -275,7 +290,7 @@ def room(nodes: list[dict[str, float]], memory: int | None) -> int:
     )
 
 
-def _ray(cluster: RayCluster) -> Any:
+def _import_ray(cluster: RayClusterSettings) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if cluster.address is None:
         # Else even a Ray for this process alone listens to the network; it is read with ray's import.
@@ -290,15 +305,15 @@ def _ray(cluster: RayCluster) -> Any:
     return ray
 
 
-def _connect(ray: Any, cluster: RayCluster) -> None:
+def _connect(ray: Any, cluster: RayClusterSettings) -> None:
     address = cluster.address
     try:
         if address is not None:
-            _knock(address)
+            _check_reachable(address)
         if address is None:
             ray.init(
                 address="local",
-                num_cpus=cluster.workers or cores(),
+                num_cpus=cluster.workers or count_cores(),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_BYTES,
                 log_to_driver=False,
@@ -309,38 +324,39 @@ def _connect(ray: Any, cluster: RayCluster) -> None:
     except InputError:
         raise
     except (OSError, RuntimeError, ValueError, OverflowError, ray.exceptions.RayError) as error:
-        raise WorkerError(_unconnected(address, error)) from error
+        raise WorkerError(_describe_connection_error(address, error)) from error
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise what is wrong with an address where nobody listens; Ray itself tries for minutes."""
     if address.startswith("ray://"):
         raise InputError(
-            f"{shown(address)} is an address of Ray's client, which is not used; run the command on a node of the "
+            f"{quote_value(address)} is an address of Ray's client, which is not used; run the command on a node "
+            f"of the "
             "cluster and give --address auto, or HOST:PORT."
         )
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
-def _unconnected(address: str | None, error: Exception) -> str:
-    said = _first(error)
+def _describe_connection_error(address: str | None, error: Exception) -> str:
+    said = _first_line(error)
     if address is None:
         return f"Ray cannot be started on this machine: {said}; use --workers without it."
     if "ersion mismatch" in str(error):
         versions = " ".join(str(error).split())
         return (
-            f"The Ray cluster at {shown(address)} is of another Python or Ray than this process ({versions}); "
+            f"The Ray cluster at {quote_value(address)} is of another Python or Ray than this process ({versions}); "
             "install the same on all nodes."
         )
     return (
-        f"There is no Ray cluster at {shown(address)} ({said}); give --address HOST:PORT as `ray start --head` "
+        f"There is no Ray cluster at {quote_value(address)} ({said}); give --address HOST:PORT as `ray start --head` "
         "told it, auto on a node of the cluster, or none."
     )
 
 
-def _unable(error: Exception) -> str:
+def _describe_task_error(error: Exception) -> str:
     """Why a task failed before anything of ours ran in it."""
     text = str(error)
     if "No module named" in text or "ModuleNotFoundError" in text:
@@ -351,6 +367,6 @@ def _unable(error: Exception) -> str:
     return f"A task of the Ray cluster failed before its work began: {text}"
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__

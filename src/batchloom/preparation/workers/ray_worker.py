@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from batchloom.core.worker_process import mark_worker
-from batchloom.preparation.workers.machine_limits import own_memory, too_much
-from batchloom.preparation.workers.protocols import Work
-from batchloom.preparation.workers.worker_results import OUT_OF_MEMORY, answer, failure
+from batchloom.preparation.workers.machine_limits import (
+    describe_memory_excess,
+    measure_process_memory,
+)
+from batchloom.preparation.workers.protocols import TaskFunction
+from batchloom.preparation.workers.worker_results import OUT_OF_MEMORY, encode_failure, run_task
 
 # Messages that nobody took; who tells more waits.
-_MOST_KEPT = 1000
-_LOOK_SECONDS = 0.2
+_MAX_MESSAGES = 1000
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RayJob:
     """What every task of a crew is told.
 
     Attributes:
@@ -40,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RayMessage:
     """What a task says on its way.
 
     Attributes:
@@ -57,108 +60,113 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreached:
+class UnreachableFolder:
     """The node of a task does not see the shared folder."""
 
     node: str
 
 
 @final
-class Mailbox:
+class MessageMailbox:
     """An actor without a processor, beside the coordinator, which keeps what workers tell."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, Message]] = []
+        self._kept: list[tuple[int, RayMessage]] = []
         self._count = 0
         self._some, self._room = asyncio.Event(), asyncio.Event()
         self._room.set()
 
-    async def put(self, message: Message) -> None:
+    async def put(self, message: RayMessage) -> None:
         """Keep a message; what came back from here arrives, whatever becomes of the teller."""
         await self._room.wait()
         self._count += 1
         self._kept.append((self._count, message))
         self._some.set()
-        if len(self._kept) >= _MOST_KEPT:
+        if len(self._kept) >= _MAX_MESSAGES:
             self._room.clear()
 
-    async def take(self) -> list[tuple[int, Message]]:
+    async def take(self) -> list[tuple[int, RayMessage]]:
         """All that is kept, numbered as it came, as soon as there is something (or ``drain`` was called)."""
         await self._some.wait()
         self._some.clear()
         return self._emptied()
 
-    async def drain(self) -> list[tuple[int, Message]]:
+    async def drain(self) -> list[tuple[int, RayMessage]]:
         """All that is kept now; ``take`` comes back, too."""
         self._some.set()
         return self._emptied()
 
-    def _emptied(self) -> list[tuple[int, Message]]:
+    def _emptied(self) -> list[tuple[int, RayMessage]]:
         kept, self._kept = self._kept, []
         self._room.set()
         return kept
 
 
-class _Teller(Protocol):
-    def __call__(self, message: Message) -> None: ...
+class _MessageSender(Protocol):
+    def __call__(self, message: RayMessage) -> None: ...
 
 
 # The work of the crew that this process works for; a process of Ray does tasks of one job only.
-_made: dict[str, Work] = {}
+_task_functions: dict[str, TaskFunction] = {}
 # Who tells for the order that is being done, for the thread that looks at memory.
-_doing: dict[str, tuple[int, _Teller]] = {}
+_running_tasks: dict[str, tuple[int, _MessageSender]] = {}
 
 
-def do_order(job: Job, setup: bytes, serial: int, order: bytes, mailbox: Any) -> bytes:
+def run_ray_task(job: RayJob, setup: bytes, serial: int, order: bytes, mailbox: Any) -> bytes:
     """One order of a crew: what ``answers.answer`` gives, or an Unreached.
 
     The order and the setup come as pickles of ours, so that what fails in them is told as any error.
     """
     import ray  # noqa: PLC0415 - late: this module is also read where nothing is done
 
-    def send(message: Message) -> None:
+    def send(message: RayMessage) -> None:
         ray.get(mailbox.put.remote(message))
 
     mark_worker()
-    mailbox.put.remote(Message(serial, node=ray.get_runtime_context().get_node_id()))
+    mailbox.put.remote(RayMessage(serial, node=ray.get_runtime_context().get_node_id()))
     try:
-        if job.token is not None and not _reached(job.token, job.key):
-            return pickle.dumps(Unreached(ray.util.get_node_ip_address()))
-        if job.key not in _made:
-            _made.clear()
-            _made[job.key] = pickle.loads(setup)()  # noqa: S301 - the coordinator's own bytes
-            threading.Thread(target=_watch, args=(job, os.getppid()), daemon=True).start()
-        _doing["order"] = (serial, send)
+        if job.token is not None and not _sees_shared_folder(job.token, job.key):
+            return pickle.dumps(UnreachableFolder(ray.util.get_node_ip_address()))
+        if job.key not in _task_functions:
+            _task_functions.clear()
+            _task_functions[job.key] = pickle.loads(setup)()  # noqa: S301 - the coordinator's own bytes
+            threading.Thread(target=_watch_limits, args=(job, os.getppid()), daemon=True).start()
+        _running_tasks["order"] = (serial, send)
         number, value = pickle.loads(order)  # noqa: S301 - the coordinator's own bytes
-        return answer(number, _made[job.key], value, lambda message: send(Message(serial, message)))
+        return run_task(
+            number,
+            _task_functions[job.key],
+            value,
+            lambda message: send(RayMessage(serial, message)),
+        )
     except MemoryError:
-        send(Message(serial, last=OUT_OF_MEMORY))
+        send(RayMessage(serial, last=OUT_OF_MEMORY))
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - the edge of a process: everything is told
-        return failure(-1, error)
+        return encode_failure(-1, error)
     finally:
-        _doing.clear()
+        _running_tasks.clear()
 
 
-def _reached(token: Path, key: str) -> bool:
+def _sees_shared_folder(token: Path, key: str) -> bool:
     try:
         return token.read_text() == key
     except OSError:
         return False
 
 
-def _watch(job: Job, parent: int) -> None:
+def _watch_limits(job: RayJob, parent: int) -> None:
     """End this process when it holds more than it may, or when its node is given up.
 
     Ray lets a process whose raylet died go on until its order is done, while another does it anew.
     """
-    while job.key in _made:
-        time.sleep(_LOOK_SECONDS)
+    while job.key in _task_functions:
+        time.sleep(_POLL_SECONDS)
         if os.getppid() != parent:
             os._exit(1)
-        held = own_memory(os.getpid()) if job.memory is not None else 0
-        doing = _doing.get("order")
+        held = measure_process_memory(os.getpid()) if job.memory is not None else 0
+        doing = _running_tasks.get("order")
         if job.memory is not None and held > job.memory and doing is not None:
             serial, send = doing
-            send(Message(serial, last=too_much(held, job.memory)))
+            send(RayMessage(serial, last=describe_memory_excess(held, job.memory)))
             os._exit(1)

@@ -4,8 +4,8 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from batchloom.preparation.units import UNIT_BYTES
-from batchloom.preparation.workers.executors import Execution
-from batchloom.sources import Limits
+from batchloom.preparation.workers.executors import ExecutionSettings
+from batchloom.sources import ReadLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,14 @@ class RunSettings:
         unit_bytes: listed input of a unit.
     """
 
-    execution: Execution = field(default_factory=Execution)
+    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
     append: bool = False
     restart: bool = False
     streaming: bool | None = None
     work: Path | None = None
     hash_inputs: bool = False
     dry_run: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: ReadLimits = field(default_factory=ReadLimits)
     unit_bytes: int = UNIT_BYTES
 
     @property

@@ -5,21 +5,23 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from batchloom.core.errors import WorkerError
-from batchloom.text import CleanStep, packages
+from batchloom.text import CleanStep, get_step_packages
 
-_DECIDING = ("batchloom", "fastokens", "tokenizers")
+_VERSIONED_PACKAGES = ("batchloom", "fastokens", "tokenizers")
 
 
-def versions_of(steps: Sequence[CleanStep]) -> dict[str, str]:
+def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
     """The versions that are installed here, by package; empty where one is not.
 
     Args:
         steps: the steps of cleaning, of which some use packages of their own.
     """
-    return {name: _installed(name) for name in _DECIDING} | packages(steps)
+    return {name: _installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(
+        steps
+    )
 
 
-def refuse_other_versions(expected: Mapping[str, str]) -> None:
+def check_versions(expected: Mapping[str, str]) -> None:
     """Make sure that this process writes the bytes that the coordinator would.
 
     Args:
@@ -28,7 +30,7 @@ def refuse_other_versions(expected: Mapping[str, str]) -> None:
     Raises:
         WorkerError: names the packages that are of another version here.
     """
-    found = {name: _installed(name) for name in expected}
+    found = {name: _installed_version(name) for name in expected}
     differing = [
         f"{name} {found[name] or 'is missing'} where the coordinator has {version or 'none'}"
         for name, version in expected.items()
@@ -42,7 +44,7 @@ def refuse_other_versions(expected: Mapping[str, str]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,73 +1,73 @@
 from .archives import BOMB_BYTES as BOMB_BYTES, BOMB_RATIO as BOMB_RATIO, Archive as Archive
 from .content_detection import (
-    Seen as Seen,
-    archive_sources as archive_sources,
-    judge_as as judge_as,
-    judge_file as judge_file,
+    DetectedFile as DetectedFile,
+    detect_declared_kind as detect_declared_kind,
+    detect_file_kind as detect_file_kind,
+    list_archive_sources as list_archive_sources,
 )
 from .dataset_names import (
+    find_preset as find_preset,
     list_datasets as list_datasets,
-    preset as preset,
-    preset_names as preset_names,
+    list_preset_names as list_preset_names,
 )
 from .declared_formats import (
-    FORMS as FORMS,
-    Asked as Asked,
-    Form as Form,
-    asked_of as asked_of,
-    disagreement as disagreement,
-    fits as fits,
-    retold as retold,
+    INPUT_FORMATS as INPUT_FORMATS,
+    DeclaredInput as DeclaredInput,
+    InputFormat as InputFormat,
+    describe_format_mismatch as describe_format_mismatch,
+    get_declared_input as get_declared_input,
+    matches_format as matches_format,
+    reraise_with_location as reraise_with_location,
 )
 from .decompression import (
-    Broken as Broken,
     Compression as Compression,
-    OnceRead as OnceRead,
-    unpacker as unpacker,
+    DecompressionError as DecompressionError,
+    ReadOnlyFile as ReadOnlyFile,
+    make_decompressor as make_decompressor,
 )
 from .file_kinds import (
-    COLUMNAR as COLUMNAR,
-    Kind as Kind,
-    Verdict as Verdict,
-    archive_by_name as archive_by_name,
+    COLUMNAR_KINDS as COLUMNAR_KINDS,
+    FileDetection as FileDetection,
+    FileKind as FileKind,
     describe_other_format as describe_other_format,
-    ending_of as ending_of,
-    kind_by_name as kind_by_name,
-    must_look as must_look,
+    detect_archive_by_name as detect_archive_by_name,
+    detect_kind_by_name as detect_kind_by_name,
+    get_suffix as get_suffix,
+    needs_content as needs_content,
 )
-from .file_opening import open_place as open_place, path_here as path_here
+from .file_opening import find_local_path as find_local_path, open_location as open_location
 from .hub_datasets import (
-    HubName as HubName,
+    HubDatasetName as HubDatasetName,
+    download_to_cache as download_to_cache,
     find_hub_name as find_hub_name,
-    hub_name as hub_name,
-    keep_copies as keep_copies,
-    list_hub as list_hub,
-    pin as pin,
-    revision_of as revision_of,
-    unpinned as unpinned,
+    get_pinned_revision as get_pinned_revision,
+    list_hub_files as list_hub_files,
+    parse_hub_name as parse_hub_name,
+    pin_revision as pin_revision,
+    strip_revision as strip_revision,
 )
-from .json_scan import scan as scan
+from .json_scan import scan_brackets as scan_brackets
 from .json_shape import WRAPPERS as WRAPPERS
 from .link_bounds import LinkBounds as LinkBounds, is_inside as is_inside
 from .part_stream import PartStream as PartStream, open_source as open_source
-from .prefetch import files_ahead as files_ahead, inputs_ahead as inputs_ahead
+from .prefetch import prefetch_files as prefetch_files, prefetch_inputs as prefetch_inputs
 from .saved_datasets import (
-    saved_files as saved_files,
-    saved_marks as saved_marks,
-    saved_split as saved_split,
+    find_saved_split as find_saved_split,
+    is_saved_dataset as is_saved_dataset,
+    list_saved_files as list_saved_files,
 )
-from .source_names import Names as Names, paths_and_labels as paths_and_labels
+from .source_names import UniqueNames as UniqueNames, list_paths_and_labels as list_paths_and_labels
 from .source_rules import (
     BOM as BOM,
     SPLIT_WORDS as SPLIT_WORDS,
-    Begin as Begin,
-    Limits as Limits,
-    Part as Part,
+    PartStart as PartStart,
+    ReadLimits as ReadLimits,
+    ReadMethod as ReadMethod,
     ReadRules as ReadRules,
     Source as Source,
-    Way as Way,
-    in_order as in_order,
-    splittable as splittable,
-    way_of as way_of,
+    SourcePart as SourcePart,
+    choose_read_method as choose_read_method,
+    is_sequential as is_sequential,
+    is_splittable as is_splittable,
 )
 from .spool import Spool as Spool

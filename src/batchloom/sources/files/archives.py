@@ -16,17 +16,17 @@ from pathlib import PurePosixPath
 from typing import BinaryIO, cast, final
 
 from batchloom.core.errors import InputError
-from batchloom.core.files import because
+from batchloom.core.files import describe_os_error
 from batchloom.sources.files.decompression import (
-    Broken,
     Compression,
-    Deflated,
-    OnceRead,
-    Unpacker,
-    unpacker,
+    DecompressionError,
+    Decompressor,
+    DeflateDecompressor,
+    ReadOnlyFile,
+    make_decompressor,
 )
-from batchloom.sources.files.file_kinds import ArchiveKind, archive_by_name
-from batchloom.sources.files.file_opening import open_place
+from batchloom.sources.files.file_kinds import ArchiveKind, detect_archive_by_name
+from batchloom.sources.files.file_opening import open_location
 
 # Once it passes the size, a file may unpack to this many times its bytes; so may each packed member of an archive,
 # and all of them together. The slowest reader goes through the size in less than a second.
@@ -35,15 +35,15 @@ BOMB_RATIO, BOMB_BYTES = 1000, 16 << 20
 _STORED, _DEFLATED = 0, 8
 _LOCAL = struct.Struct("<4s22xHH")
 _TAR_READ = 64 << 10
-_NOWHERE = 1 << 62
-_LEFT_OUT = "__pycache__", "__MACOSX"
+_UNKNOWN_POSITION = 1 << 62
+_IGNORED_FOLDERS = "__pycache__", "__MACOSX"
 # What zipfile and tarfile raise for files that are no sound archives.
-_UNSOUND = (
+_ARCHIVE_ERRORS = (
     zipfile.BadZipFile,
     tarfile.TarError,
     NotImplementedError,
     EOFError,
-    Broken,
+    DecompressionError,
     ValueError,
     OverflowError,
     struct.error,
@@ -65,7 +65,7 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """A file inside an archive.
 
     Attributes:
@@ -91,15 +91,15 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ArchiveEntry:
     """A member as it is listed: its name, itself, and its first bytes on demand."""
 
     name: str
-    member: Member
+    member: ArchiveMember
     start: Callable[[], BinaryIO]
 
 
-def list_archive(archive: Archive, left: Counter[str]) -> Iterator[Found]:
+def list_archive(archive: Archive, left: Counter[str]) -> Iterator[ArchiveEntry]:
     """The members of an archive that may be used, in its order; what is not is counted in ``left``.
 
     Raises:
@@ -108,53 +108,53 @@ def list_archive(archive: Archive, left: Counter[str]) -> Iterator[Found]:
     walk = _walk_zip if archive.kind == "zip" else _walk_tar
     total = 0
     try:
-        with open_place(archive.path, archive.size, archive.mtime_ns) as file:
+        with open_location(archive.path, archive.size, archive.mtime_ns) as file:
             for found in walk(archive, file, left):
                 total += found.member.size
                 if total > max(BOMB_BYTES, BOMB_RATIO * archive.size):
-                    raise InputError(_bomb(archive.name, total, archive.size))
-                if not _left_out(found.name, left):
+                    raise InputError(_describe_bomb(archive.name, total, archive.size))
+                if not _is_ignored(found.name, left):
                     yield found
-    except _UNSOUND as error:
+    except _ARCHIVE_ERRORS as error:
         if isinstance(error, InputError):
             raise
         if isinstance(error.__context__, InputError):
             # zipfile takes bytes that did not come for a file that is none.
             raise error.__context__ from None
-        raise InputError(_unsound(archive, error)) from error
+        raise InputError(_describe_damage(archive, error)) from error
     except OSError as error:
-        raise InputError(f"{archive.name} cannot be read: {because(error)}.") from error
+        raise InputError(f"{archive.name} cannot be read: {describe_os_error(error)}.") from error
 
 
-def _unsound(archive: Archive, error: Exception) -> str:
+def _describe_damage(archive: Archive, error: Exception) -> str:
     reason = "it is cut short" if isinstance(error, EOFError) else str(error) or "unknown form"
     return f"{archive.name} is no sound {archive.kind} archive ({reason}); fetch or pack it anew, or leave it out."
 
 
-def _bomb(name: str, unpacked: int, packed: int) -> str:
+def _describe_bomb(name: str, unpacked: int, packed: int) -> str:
     return (
         f"{name} unpacks to more than {BOMB_RATIO:,} times its size ({unpacked:,} bytes from {packed:,}): "
         "this is taken for a zip bomb; unpack it yourself if it is none."
     )
 
 
-def _left_out(name: str, left: Counter[str]) -> bool:
+def _is_ignored(name: str, left: Counter[str]) -> bool:
     """Whether a member's name keeps it out, as it would in a folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\x00" in name:
         left["unsafe names"] += 1
-    elif any(part in _LEFT_OUT for part in path.parts[:-1]):
-        left[next(part for part in path.parts if part in _LEFT_OUT)] += 1
+    elif any(part in _IGNORED_FOLDERS for part in path.parts[:-1]):
+        left[next(part for part in path.parts if part in _IGNORED_FOLDERS)] += 1
     elif any(part.startswith(".") for part in path.parts):
         left["hidden"] += 1
-    elif archive_by_name(name):
+    elif detect_archive_by_name(name):
         left["archives in archives"] += 1
     else:
         return False
     return True
 
 
-def _walk_zip(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[Found]:
+def _walk_zip(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[ArchiveEntry]:
     with zipfile.ZipFile(file) as opened:
         entries = opened.infolist()
     for entry in entries:
@@ -173,7 +173,7 @@ def _walk_zip(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[
         elif entry.compress_type == _STORED and entry.file_size != entry.compress_size:
             raise zipfile.BadZipFile(f"{entry.filename} is not packed and has two sizes")
         else:
-            member = Member(
+            member = ArchiveMember(
                 archive,
                 entry.header_offset,
                 entry.compress_size,
@@ -181,11 +181,11 @@ def _walk_zip(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[
                 entry.compress_type == _DEFLATED,
                 entry.CRC,
             )
-            yield Found(entry.filename, member, lambda member=member: open_member(member))  # type: ignore[misc]
+            yield ArchiveEntry(entry.filename, member, lambda member=member: open_member(member))  # type: ignore[misc]
 
 
-def _walk_tar(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[Found]:
-    raw = file if archive.compression is None else _Sequential(archive, file)
+def _walk_tar(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[ArchiveEntry]:
+    raw = file if archive.compression is None else _SequentialTar(archive, file)
     with tarfile.open(fileobj=cast("BinaryIO", raw), mode="r|", bufsize=_TAR_READ) as opened:
         while (entry := opened.next()) is not None:
             # Otherwise it keeps every member it ever saw.
@@ -197,19 +197,19 @@ def _walk_tar(archive: Archive, file: BinaryIO, left: Counter[str]) -> Iterator[
             elif not entry.size:
                 left["empty"] += 1
             else:
-                member = Member(archive, entry.offset_data, entry.size, entry.size)
-                yield Found(entry.name, member, lambda entry=entry: _extract(opened, entry))  # type: ignore[misc]
+                member = ArchiveMember(archive, entry.offset_data, entry.size, entry.size)
+                yield ArchiveEntry(entry.name, member, lambda entry=entry: _extract(opened, entry))  # type: ignore[misc]
         # tarfile takes a damaged header for the end.
-        if any(_block(raw, opened.offset)):
+        if any(_get_tar_block(raw, opened.offset)):
             raise tarfile.ReadError(f"a damaged header at byte {opened.offset:,}")
     # The checksum of what it is packed with stands behind all members, which are read without it.
-    while isinstance(raw, _Sequential) and raw.read(_TAR_READ):
+    while isinstance(raw, _SequentialTar) and raw.read(_TAR_READ):
         pass
 
 
-def _block(raw: "BinaryIO | _Sequential", offset: int) -> bytes:
+def _get_tar_block(raw: "BinaryIO | _SequentialTar", offset: int) -> bytes:
     """The block of a tar at ``offset``, near the end of what was read."""
-    if isinstance(raw, _Sequential):
+    if isinstance(raw, _SequentialTar):
         recent = b"".join(raw.recent)
         at = offset - (raw.position - len(recent))
         return recent[at : at + tarfile.BLOCKSIZE] if at >= 0 else b""
@@ -224,7 +224,7 @@ def _extract(opened: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:
     return cast("BinaryIO", file)
 
 
-def open_member(member: Member) -> BinaryIO:
+def open_member(member: ArchiveMember) -> BinaryIO:
     """The bytes of a member as a file; with random access where it is ``direct``.
 
     Raises:
@@ -233,10 +233,10 @@ def open_member(member: Member) -> BinaryIO:
     """
     archive = member.archive
     if archive.compression is not None:
-        return cast("BinaryIO", _InTar(member))
-    file = open_place(archive.path, archive.size, archive.mtime_ns)
+        return cast("BinaryIO", _TarMember(member))
+    file = open_location(archive.path, archive.size, archive.mtime_ns)
     if archive.kind == "tar":
-        return cast("BinaryIO", _Window(file, member.offset, member.size))
+        return cast("BinaryIO", _FileWindow(file, member.offset, member.size))
     file.seek(member.offset)
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size:
@@ -245,14 +245,14 @@ def open_member(member: Member) -> BinaryIO:
     magic, name_bytes, extra_bytes = _LOCAL.unpack(header)
     if magic != b"PK\x03\x04":
         file.close()
-        raise Broken("its local header is not where the directory says")
+        raise DecompressionError("its local header is not where the directory says")
     begin = member.offset + _LOCAL.size + name_bytes + extra_bytes
-    window = _Window(file, begin, member.packed, None if member.deflated else member.crc)
-    return cast("BinaryIO", _Inflated(window, member) if member.deflated else window)
+    window = _FileWindow(file, begin, member.packed, None if member.deflated else member.crc)
+    return cast("BinaryIO", _InflatedMember(window, member) if member.deflated else window)
 
 
 @final
-class _Window(OnceRead):
+class _FileWindow(ReadOnlyFile):
     """A stretch of a file as a file of its own, with random access.
 
     Where its CRC-32 is known it is verified by whoever reads it from front to back.
@@ -283,7 +283,7 @@ class _Window(OnceRead):
         if self._wanted is not None and self._at == self._summed:
             self._crc, self._summed = zlib.crc32(data, self._crc), self._summed + len(data)
             if self._summed == self._size and self._crc != self._wanted:
-                raise Broken("its checksum is wrong")
+                raise DecompressionError("its checksum is wrong")
         self._at += len(data)
         return data
 
@@ -296,12 +296,12 @@ class _Window(OnceRead):
 
 
 @final
-class _Inflated(OnceRead):
+class _InflatedMember(ReadOnlyFile):
     """A deflated member of a zip from front to back; its size and CRC-32 are verified."""
 
-    def __init__(self, window: _Window, member: Member) -> None:
+    def __init__(self, window: _FileWindow, member: ArchiveMember) -> None:
         self._window, self._member = window, member
-        self._stream = Deflated(window)  # type: ignore[arg-type]
+        self._stream = DeflateDecompressor(window)  # type: ignore[arg-type]
         self._crc = self._done = 0
 
     def read(self, size: int | None = -1) -> bytes:
@@ -310,11 +310,11 @@ class _Inflated(OnceRead):
         data = self._stream.read(size)
         self._crc, self._done = zlib.crc32(data, self._crc), self._done + len(data)
         if self._done > self._member.size:
-            raise Broken("it unpacks to more than its directory says")
+            raise DecompressionError("it unpacks to more than its directory says")
         if not data and size and self._done < self._member.size:
             raise EOFError
         if self._done == self._member.size and self._crc != self._member.crc:
-            raise Broken("its checksum is wrong")
+            raise DecompressionError("its checksum is wrong")
         return data
 
     def tell(self) -> int:
@@ -329,7 +329,7 @@ class _Inflated(OnceRead):
 
 
 @final
-class _Sequential:
+class _SequentialTar:
     """A compressed tar from front to back.
 
     Attributes:
@@ -342,7 +342,7 @@ class _Sequential:
             raise AssertionError("plain tars have random access")
         self.archive, self.file, self.position = archive, file, 0
         self.recent = (b"", b"")
-        self._stream: Unpacker = unpacker(archive.compression, file)
+        self._stream: Decompressor = make_decompressor(archive.compression, file)
 
     def __del__(self) -> None:
         self.file.close()
@@ -350,29 +350,29 @@ class _Sequential:
     def read(self, size: int) -> bytes:
         try:
             data = self._stream.read(size)
-        except (EOFError, Broken, OSError):
+        except (EOFError, DecompressionError, OSError):
             # Nobody goes on from here.
-            self.position = _NOWHERE
+            self.position = _UNKNOWN_POSITION
             raise
         self.recent = (self.recent[1], data)
         self.position += len(data)
         if self.position > BOMB_BYTES and self.position > BOMB_RATIO * max(self.file.tell(), 1):
-            raise InputError(_bomb(self.archive.name, self.position, self.file.tell()))
+            raise InputError(_describe_bomb(self.archive.name, self.position, self.file.tell()))
         return data
 
 
 # The reader of the compressed tar that was read last, between two of its members.
-_WAITING: dict[str, _Sequential] = {}
+_OPEN_TARS: dict[str, _SequentialTar] = {}
 
 
 @final
-class _InTar(OnceRead):
+class _TarMember(ReadOnlyFile):
     """A member of a compressed tar."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: ArchiveMember) -> None:
         self._member, self._at = member, 0
         archive = member.archive
-        reader = _WAITING.pop(archive.path, None)
+        reader = _OPEN_TARS.pop(archive.path, None)
         if reader is not None and (reader.archive, True) != (
             archive,
             reader.position <= member.offset,
@@ -380,7 +380,9 @@ class _InTar(OnceRead):
             reader.file.close()
             reader = None
         if reader is None:
-            reader = _Sequential(archive, open_place(archive.path, archive.size, archive.mtime_ns))
+            reader = _SequentialTar(
+                archive, open_location(archive.path, archive.size, archive.mtime_ns)
+            )
         self._reader = reader
         while reader.position < member.offset:
             if not reader.read(min(1 << 20, member.offset - reader.position)):
@@ -403,7 +405,7 @@ class _InTar(OnceRead):
 
     def close(self) -> None:
         if not self.closed:
-            for other in list(_WAITING):
-                _WAITING.pop(other).file.close()
-            _WAITING[self._member.archive.path] = self._reader
+            for other in list(_OPEN_TARS):
+                _OPEN_TARS.pop(other).file.close()
+            _OPEN_TARS[self._member.archive.path] = self._reader
         super().close()

@@ -9,32 +9,37 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import BinaryIO, final
 
-from batchloom.core.addresses import shown
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError
-from batchloom.sources.files.archives import Archive, Found, list_archive
-from batchloom.sources.files.declared_formats import Form, as_said, looked_for, name_for
-from batchloom.sources.files.decompression import Broken, Compression, unpacker
+from batchloom.sources.files.archives import Archive, ArchiveEntry, list_archive
+from batchloom.sources.files.declared_formats import (
+    InputFormat,
+    apply_declared_format,
+    make_declared_detection,
+    needs_content_check,
+)
+from batchloom.sources.files.decompression import Compression, DecompressionError, make_decompressor
 from batchloom.sources.files.file_kinds import (
-    COLUMNAR,
+    COLUMNAR_KINDS,
     FIRST_LINE_BYTES,
     SNIFF_BYTES,
-    Kind,
-    Verdict,
-    compression_by_content,
-    compression_by_name,
-    kind_by_content,
-    kind_by_name,
-    must_look,
+    FileDetection,
+    FileKind,
+    detect_compression,
+    detect_compression_by_name,
+    detect_kind_by_content,
+    detect_kind_by_name,
+    needs_content,
 )
 from batchloom.sources.files.part_stream import PartStream
 from batchloom.sources.files.source_rules import Source
 
-_PACKED_BYTES = 64 << 10
+_MAX_COMPRESSED_BYTES = 64 << 10
 
 
-def judge(
-    named: Verdict | None, name: str, start: Callable[[Compression | None], bytes]
-) -> Verdict:
+def detect_kind(
+    named: FileDetection | None, name: str, start: Callable[[Compression | None], bytes]
+) -> FileDetection:
     """What a file is, by its name and by its first bytes, which are read only where they decide.
 
     Args:
@@ -42,64 +47,66 @@ def judge(
         name: its name.
         start: gives its first bytes, decompressed.
     """
-    if named is not None and not must_look(named):
+    if named is not None and not needs_content(named):
         return named
-    compression = compression_by_name(name)
+    compression = detect_compression_by_name(name)
     seen = start(compression)
     if compression is None:
-        compression = compression_by_content(seen)
+        compression = detect_compression(seen)
         seen = start(compression) if compression else seen
-    return kind_by_content(named, name, seen, compression)
+    return detect_kind_by_content(named, name, seen, compression)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DetectedFile:
     """What a file of this size and time was found to be when it was looked at before."""
 
     size: int
     mtime_ns: int
-    kind: Kind
+    kind: FileKind
     compression: Compression | None
 
 
-def judge_file(source: Source) -> Verdict:
+def detect_file_kind(source: Source) -> FileDetection:
     """What a file is, wherever it lies; ``source`` stands for its bytes, of whatever kind.
 
     Raises:
         InputError: it cannot be read.
     """
-    name = shown(source.path)
-    return judge(kind_by_name(name), name, partial(_start, source))
+    name = redact_url(source.path)
+    return detect_kind(detect_kind_by_name(name), name, partial(_read_start, source))
 
 
-def judge_as(source: Source, verdict: Verdict, form: Form | None) -> Verdict:
+def detect_declared_kind(
+    source: Source, verdict: FileDetection, form: InputFormat | None
+) -> FileDetection:
     """What a file is of which somebody says what it is; its name and content said ``verdict``.
 
     Raises:
         InputError: it cannot be read.
     """
-    if not looked_for(form, verdict):
+    if not needs_content_check(form, verdict):
         return verdict
-    named, start = name_for(form), _start(source, verdict.compression)
-    found = kind_by_content(named, shown(source.path), start, verdict.compression)
-    return as_said(form, verdict, found)
+    named, start = make_declared_detection(form), _read_start(source, verdict.compression)
+    found = detect_kind_by_content(named, redact_url(source.path), start, verdict.compression)
+    return apply_declared_format(form, verdict, found)
 
 
-def _start(source: Source, compression: Compression | None) -> bytes:
+def _read_start(source: Source, compression: Compression | None) -> bytes:
     """The first bytes of a file, decompressed, with a line where it begins as JSON."""
     look = source if source.compression == compression else replace(source, compression=compression)
     with PartStream(look) as stream:
         seen = stream.read_up_to(SNIFF_BYTES)
-        return seen + stream.read_up_to(FIRST_LINE_BYTES) if _wants_line(seen) else seen
+        return seen + stream.read_up_to(FIRST_LINE_BYTES) if _needs_line(seen) else seen
 
 
-def _wants_line(start: bytes) -> bool:
+def _needs_line(start: bytes) -> bool:
     """Whether the first line of JSON is not yet in sight."""
     return b"\n" not in start and start.lstrip()[:1] in (b"{", b"[")
 
 
-def archive_sources(
-    archive: Archive, left: Counter[str], told: Callable[[str, Verdict], None]
+def list_archive_sources(
+    archive: Archive, left: Counter[str], told: Callable[[str, FileDetection], None]
 ) -> Iterator[Source]:
     """The members of an archive that are read, as sources named ``archive/member``.
 
@@ -113,10 +120,10 @@ def archive_sources(
     """
     names: Counter[str] = Counter()
     for found in list_archive(archive, left):
-        verdict = _judge_member(archive, found)
+        verdict = _detect_member_kind(archive, found)
         if verdict.kind is None or not verdict.sure:
             left[verdict.label] += 1
-        elif verdict.kind in COLUMNAR and not found.member.direct:
+        elif verdict.kind in COLUMNAR_KINDS and not found.member.direct:
             left["tables packed in an archive"] += 1
         else:
             # An archive may hold a name twice, and paths tell sources apart.
@@ -135,24 +142,24 @@ def archive_sources(
             )
 
 
-def _judge_member(archive: Archive, found: Found) -> Verdict:
+def _detect_member_kind(archive: Archive, found: ArchiveEntry) -> FileDetection:
     """What a member is; one that is not what its own name says is called broken.
 
     Raises:
         InputError: the archive does not give the bytes that were packed.
     """
-    if not must_look(named := kind_by_name(found.name)):
-        return named or Verdict(None, None, "unknown")
+    if not needs_content(named := detect_kind_by_name(found.name)):
+        return named or FileDetection(None, None, "unknown")
     try:
         with closing(found.start()) as file:
-            head = _Head(file)
+            head = _FileHead(file)
             try:
-                return judge(named, found.name, head.start)
-            except (Broken, EOFError):
+                return detect_kind(named, found.name, head.start)
+            except (DecompressionError, EOFError):
                 if head.damaged:
                     raise
-                return Verdict(None, None, "broken")
-    except (Broken, EOFError, tarfile.TarError) as error:
+                return FileDetection(None, None, "broken")
+    except (DecompressionError, EOFError, tarfile.TarError) as error:
         raise InputError(
             f"{archive.name}/{found.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
             "anew, or leave it out."
@@ -160,7 +167,7 @@ def _judge_member(archive: Archive, found: Found) -> Verdict:
 
 
 @final
-class _Head:
+class _FileHead:
     """The first bytes of a file that can be read once, from front to back.
 
     Attributes:
@@ -173,10 +180,10 @@ class _Head:
 
     def start(self, compression: Compression | None) -> bytes:
         """The file's first bytes, decompressed."""
-        raw = self._take(_PACKED_BYTES if compression else SNIFF_BYTES)
-        seen = _unpacked(raw, compression)
-        if _wants_line(seen):
-            seen = _unpacked(self._take(FIRST_LINE_BYTES), compression)
+        raw = self._take(_MAX_COMPRESSED_BYTES if compression else SNIFF_BYTES)
+        seen = _decompress_start(raw, compression)
+        if _needs_line(seen):
+            seen = _decompress_start(self._take(FIRST_LINE_BYTES), compression)
         return seen
 
     def _take(self, size: int) -> bytes:
@@ -187,11 +194,11 @@ class _Head:
         return self._raw
 
 
-def _unpacked(raw: bytes, compression: Compression | None) -> bytes:
+def _decompress_start(raw: bytes, compression: Compression | None) -> bytes:
     """What the beginning of a packed file gives; it may end anywhere."""
     if compression is None:
         return raw
-    stream, pieces = unpacker(compression, io.BytesIO(raw)), []
+    stream, pieces = make_decompressor(compression, io.BytesIO(raw)), []
     size = 0
     try:
         while size < FIRST_LINE_BYTES and (data := stream.read(SNIFF_BYTES)):

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, DUMMY, NAMES, SYNTHETIC
+from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, DUMMY, SYNTHETIC, SYNTHETIC_NAMES
 
 # What is larger is read where it lies; what is not is downloaded first, once.
-STREAMED_FROM = 10 * 10**9
+STREAMING_MIN_BYTES = 10 * 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
+class DatasetPreset:
     """A data set of the Hub under a short name.
 
     Attributes:
@@ -41,7 +41,7 @@ class Preset:
 
 # Sizes are of the files of the split, as the repositories listed them.
 _PRESETS = (
-    Preset(
+    DatasetPreset(
         name="fineweb",
         description="English web text, cleaned: a random sample of 10 billion GPT-2 tokens out of some 15 trillion "
         "(HuggingFaceFW/fineweb:default/train is all of it).",
@@ -49,7 +49,7 @@ _PRESETS = (
         config="sample-10BT",
         bytes=27_600_000_000,
     ),
-    Preset(
+    DatasetPreset(
         name="fineweb-edu",
         description="English web text of educational worth: a random sample of 10 billion GPT-2 tokens out of 1.3 "
         "trillion (HuggingFaceFW/fineweb-edu:default/train is all of it).",
@@ -57,19 +57,19 @@ _PRESETS = (
         config="sample-10BT",
         bytes=28_500_000_000,
     ),
-    Preset(
+    DatasetPreset(
         name="pile",
         description="The Pile without its copyrighted parts: papers, code, web pages, books, dialogue; English mostly.",
         repository="monology/pile-uncopyrighted",
         bytes=335_000_000_000,
     ),
-    Preset(
+    DatasetPreset(
         name="shakespeare",
         description="The First Folio: 36 plays of Shakespeare, a play a document; 30 of them for training.",
         repository="gvlassis/shakespearefirstfolio",
         bytes=2_600_000,
     ),
-    Preset(
+    DatasetPreset(
         name="tiny_shakespeare",
         description="40,000 lines of Shakespeare as one text, the classic of character models.",
         repository="karpathy/tiny_shakespeare",
@@ -78,20 +78,20 @@ _PRESETS = (
 )
 
 
-_MADE_UP = {
+_SYNTHETIC_DESCRIPTIONS = {
     DISTRIBUTED_DUMMY: "Synthetic documents for throughput work, a share for each rank.",
     DUMMY: "The same, and every rank reads the same of them.",
 }
 
 
-def preset(name: str) -> Preset | None:
+def find_preset(name: str) -> DatasetPreset | None:
     """The data set of a short name; None where it is no such name."""
     return next((one for one in _PRESETS if one.name == name), None)
 
 
-def preset_names() -> list[str]:
+def list_preset_names() -> list[str]:
     """All short names."""
-    return [*NAMES, *(one.name for one in _PRESETS)]
+    return [*SYNTHETIC_NAMES, *(one.name for one in _PRESETS)]
 
 
 def list_datasets() -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def list_datasets() -> list[dict[str, Any]]:
             "input": name,
             "source": SYNTHETIC,
         }
-        for name, description in _MADE_UP.items()
+        for name, description in _SYNTHETIC_DESCRIPTIONS.items()
     ]
     return made_up + [
         {
@@ -129,8 +129,8 @@ def list_datasets() -> list[dict[str, Any]]:
             "text_field": one.text_field,
             "tokenizer": one.tokenizer,
             "bytes": one.bytes,
-            "size": _size(one.bytes),
-            "streaming": one.bytes > STREAMED_FROM,
+            "size": _format_preset_size(one.bytes),
+            "streaming": one.bytes > STREAMING_MIN_BYTES,
             "input": one.place,
             "source": "real",
         }
@@ -138,6 +138,6 @@ def list_datasets() -> list[dict[str, Any]]:
     ]
 
 
-def _size(size: int) -> str:
+def _format_preset_size(size: int) -> str:
     unit, name = (10**9, "GB") if size >= 10**9 else (10**6, "MB")
     return f"{size / unit:.1f} {name}"

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn, get_args
 
 from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
-from batchloom.sources.files.file_kinds import Kind, Verdict
+from batchloom.sources.files.file_kinds import FileDetection, FileKind
 
-Form = Literal["json", "jsonl", "csv", "parquet", "arrow", "hf_dataset"]
-FORMS: tuple[Form, ...] = get_args(Form)
+InputFormat = Literal["json", "jsonl", "csv", "parquet", "arrow", "hf_dataset"]
+INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 
 # JSON lines in a file that is said to be JSON are read line by line, as everywhere.
-_KINDS: dict[Form, tuple[Kind, ...]] = {
+_KINDS_BY_FORMAT: dict[InputFormat, tuple[FileKind, ...]] = {
     "json": ("json", "jsonl"),
     "jsonl": ("jsonl",),
     "csv": ("csv", "tsv"),
     "parquet": ("parquet",),
     "arrow": ("arrow",),
 }
-_CALLED: dict[Kind, str] = {
+_KIND_LABELS: dict[FileKind, str] = {
     "text": "plain text",
     "code": "code",
     "json": "a list of JSON objects",
@@ -29,11 +29,11 @@ _CALLED: dict[Kind, str] = {
     "arrow": "Arrow",
     "webdataset": "samples of a WebDataset",
 }
-_RETOLD = (InputError, InputMissingError, AccessError, DownloadError)
+_RELOCATED_ERRORS = (InputError, InputMissingError, AccessError, DownloadError)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeclaredInput:
     """What is said of one input.
 
     Attributes:
@@ -42,52 +42,55 @@ class Asked:
         follow_links: whether symbolic links are followed that lead out of its folder.
     """
 
-    form: Form | None = None
+    form: InputFormat | None = None
     place: str = ""
     follow_links: bool = False
 
 
-def fits(form: Form | None, kind: Kind | None) -> bool:
+def matches_format(form: InputFormat | None, kind: FileKind | None) -> bool:
     """Whether files of this kind are what was said."""
-    return form is None or form == "hf_dataset" or kind in _KINDS[form]
+    return form is None or form == "hf_dataset" or kind in _KINDS_BY_FORMAT[form]
 
 
-def looked_for(form: Form | None, verdict: Verdict) -> bool:
+def needs_content_check(form: InputFormat | None, verdict: FileDetection) -> bool:
     """Whether what a file holds is to decide, since its name says text and somebody else."""
-    return form in _KINDS and verdict.kind in ("text", "code")
+    return form in _KINDS_BY_FORMAT and verdict.kind in ("text", "code")
 
 
-def name_for(form: Form | None) -> Verdict | None:
+def make_declared_detection(form: InputFormat | None) -> FileDetection | None:
     """What a name would have said that says what is looked for; None where contents alone tell."""
-    return Verdict("json") if form in ("json", "jsonl") else None
+    return FileDetection("json") if form in ("json", "jsonl") else None
 
 
-def as_said(form: Form | None, named: Verdict, found: Verdict) -> Verdict:
+def apply_declared_format(
+    form: InputFormat | None, named: FileDetection, found: FileDetection
+) -> FileDetection:
     """The verdict on a file whose name says text: what it holds, where that is what was said."""
     if form == "csv" and found.kind == "text":
         # Any text may be CSV, and what holds records of another kind is none.
-        return Verdict("csv", named.compression)
-    if fits(form, found.kind) and (found.sure or found.kind == form):
+        return FileDetection("csv", named.compression)
+    if matches_format(form, found.kind) and (found.sure or found.kind == form):
         return found
     return named
 
 
-def disagreement(form: Form, kind: Kind) -> str:
+def describe_format_mismatch(form: InputFormat, kind: FileKind) -> str:
     """What to say of a file that is something else than was said."""
     return (
-        f"holds {_CALLED[kind]} ({kind}), and data_type says {form}; write data_type: {kind}, or leave data_type out"
-        if kind in _KINDS
-        else f"holds {_CALLED[kind]}, and data_type says {form}; leave data_type out, or name another file"
+        f"holds {_KIND_LABELS[kind]} ({kind}), and data_type says {form}; write data_type: {kind}, or leave "
+        f"data_type out"
+        if kind in _KINDS_BY_FORMAT
+        else f"holds {_KIND_LABELS[kind]}, and data_type says {form}; leave data_type out, or name another file"
     )
 
 
-def asked_of(asked: Sequence[Asked], number: int) -> Asked:
+def get_declared_input(asked: Sequence[DeclaredInput], number: int) -> DeclaredInput:
     """What is said of an input, where anything is."""
-    return asked[number] if asked else Asked()
+    return asked[number] if asked else DeclaredInput()
 
 
-def retold(error: InputError, place: str) -> NoReturn:
+def reraise_with_location(error: InputError, place: str) -> NoReturn:
     """Raise the error of an input again, with the place where it was asked for."""
-    if place and type(error) in _RETOLD:
+    if place and type(error) in _RELOCATED_ERRORS:
         raise type(error)(f"{place}: {error}") from error
     raise error

@@ -11,22 +11,22 @@ from typing import Any, BinaryIO, Literal, Protocol, final
 import zstandard
 from isal import igzip, isal_zlib
 
-from batchloom.core.files import mid_sentence
+from batchloom.core.files import to_mid_sentence
 
 Compression = Literal["gzip", "zstd", "bzip2", "xz", "lz4"]
 
 # A zstd block of 4 bytes may unpack to 128 KiB: feeding this much at a time bounds what comes out.
-_ZSTD_FEED = 1024
-_FEED = 64 << 10
+_ZSTD_FEED_BYTES = 1024
+_FEED_BYTES = 64 << 10
 # Enough for every preset of xz; more is asked for by hostile files only.
-_XZ_MEMORY = 128 << 20
+_XZ_MEMORY_LIMIT = 128 << 20
 
 
-class Broken(Exception):  # noqa: N818 - a finding of this module, told by PartStream
+class DecompressionError(Exception):
     """The compressed data cannot be read; holds the reason, in small letters."""
 
 
-class OnceRead(io.RawIOBase, abc.ABC):
+class ReadOnlyFile(io.RawIOBase, abc.ABC):
     """A file that gives its bytes by ``read``, as much at once as is asked for."""
 
     @abc.abstractmethod
@@ -44,7 +44,7 @@ class OnceRead(io.RawIOBase, abc.ABC):
         return len(data)
 
 
-class Unpacker(Protocol):
+class Decompressor(Protocol):
     """Gives what a compressed file holds, from front to back."""
 
     def read(self, size: int, /) -> bytes:
@@ -56,35 +56,35 @@ class Unpacker(Protocol):
         """
 
 
-def unpacker(compression: Compression, file: BinaryIO) -> Unpacker:
+def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:
     """What unpacks the rest of ``file``: all its streams (members, frames), one after the other."""
     if compression == "gzip":
-        return _Gzip(file)
+        return _GzipDecompressor(file)
     if compression == "zstd":
-        return _ZstdFrames(file)
+        return _ZstdDecompressor(file)
     if compression == "bzip2":
-        return _Streams(file, bz2.BZ2Decompressor, b"")
+        return _StreamDecompressor(file, bz2.BZ2Decompressor, b"")
     if compression == "xz":
-        return _Streams(file, _xz, b"\x00")
-    return _Streams(file, _lz4, b"")
+        return _StreamDecompressor(file, _make_xz_decompressor, b"\x00")
+    return _StreamDecompressor(file, _make_lz4_decompressor, b"")
 
 
 @final
-class _Gzip:
+class _GzipDecompressor:
     def __init__(self, file: BinaryIO) -> None:
         self._file: Any = igzip.IGzipFile(fileobj=file, mode="rb")  # type: ignore[no-untyped-call]
 
     def read(self, size: int) -> bytes:
-        """See :class:`Unpacker`."""
+        """See :class:`Decompressor`."""
         try:
             data: bytes = self._file.read(size)
         except (BadGzipFile, isal_zlib.error) as error:  # type: ignore[misc]
-            raise Broken(mid_sentence(str(error))) from error
+            raise DecompressionError(to_mid_sentence(str(error))) from error
         return data
 
 
 @final
-class _ZstdFrames:
+class _ZstdDecompressor:
     """All frames of a zstd file one after the other, at most a feed's worth ahead."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -95,7 +95,7 @@ class _ZstdFrames:
         self._ready = b""
 
     def read(self, size: int) -> bytes:
-        """See :class:`Unpacker`."""
+        """See :class:`Decompressor`."""
         pieces, have = [self._ready], len(self._ready)
         while have < size and (piece := self._next()) is not None:
             pieces.append(piece)
@@ -106,7 +106,7 @@ class _ZstdFrames:
 
     def _next(self) -> bytes | None:
         if not self._fed:
-            self._fed = self._file.read(_ZSTD_FEED)
+            self._fed = self._file.read(_ZSTD_FEED_BYTES)
         if not self._fed:
             if self._frame is not None:
                 raise EOFError
@@ -116,12 +116,12 @@ class _ZstdFrames:
         try:
             data = self._frame.decompress(self._fed)
         except zstandard.ZstdError as error:
-            reason = mid_sentence(str(error))
+            reason = to_mid_sentence(str(error))
             for words in ("zstd decompressor error: ", "zstd decompress error: "):
                 reason = reason.removeprefix(words)
             if "too much memory" in reason:
                 reason += "; compress it anew without --long"
-            raise Broken(reason) from error
+            raise DecompressionError(reason) from error
         self._fed = b""
         if self._frame.eof:
             self._fed = self._frame.unused_data
@@ -130,7 +130,7 @@ class _ZstdFrames:
 
 
 @final
-class _Streams:
+class _StreamDecompressor:
     """Streams of a decompressor in the manner of the standard library, one after the other."""
 
     def __init__(self, file: BinaryIO, make: Any, padding: bytes) -> None:
@@ -140,19 +140,19 @@ class _Streams:
         self._refused = (OSError, EOFError, RuntimeError, ValueError, lzma.LZMAError)
 
     def read(self, size: int) -> bytes:
-        """See :class:`Unpacker`."""
+        """See :class:`Decompressor`."""
         while True:
             if self._decoder is None and not self._begin():
                 return b""
             if not self._fed and self._decoder.needs_input:
-                self._fed = self._file.read(_FEED)
+                self._fed = self._file.read(_FEED_BYTES)
                 if not self._fed:
                     raise EOFError
             fed, self._fed = self._fed, b""
             try:
                 data: bytes = self._decoder.decompress(fed, size)
             except self._refused as error:
-                raise Broken(mid_sentence(str(error))) from error
+                raise DecompressionError(to_mid_sentence(str(error))) from error
             if self._decoder.eof:
                 self._fed, self._decoder = self._decoder.unused_data or b"", None
             if data:
@@ -164,25 +164,25 @@ class _Streams:
             self._fed = self._fed.lstrip(self._padding) if self._padding else self._fed
             if self._fed:
                 break
-            self._fed = self._file.read(_FEED)
+            self._fed = self._file.read(_FEED_BYTES)
             if not self._fed:
                 return False
         self._decoder = self._make()
         return True
 
 
-def _xz() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+def _make_xz_decompressor() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(memlimit=_XZ_MEMORY_LIMIT)
 
 
-def _lz4() -> Any:
+def _make_lz4_decompressor() -> Any:
     import lz4.frame  # noqa: PLC0415 - few files need it
 
     return lz4.frame.LZ4FrameDecompressor()
 
 
 @final
-class Deflated:
+class DeflateDecompressor:
     """Raw deflate, as members of zip archives are packed: one stream, ``size`` bytes of it."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -190,15 +190,15 @@ class Deflated:
         self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
 
     def read(self, size: int) -> bytes:
-        """See :class:`Unpacker`."""
+        """See :class:`Decompressor`."""
         while not self._decoder.eof:
-            fed = self._decoder.unconsumed_tail or self._file.read(_FEED)
+            fed = self._decoder.unconsumed_tail or self._file.read(_FEED_BYTES)
             if not fed:
                 raise EOFError
             try:
                 data = self._decoder.decompress(fed, size)
             except zlib.error as error:
-                raise Broken(mid_sentence(str(error))) from error
+                raise DecompressionError(to_mid_sentence(str(error))) from error
             if data:
                 return data
         return b""

@@ -3,16 +3,16 @@
 from typing import BinaryIO
 
 from batchloom.core.addresses import is_url
-from batchloom.remote import open_blocks
-from batchloom.sources.files.hub_datasets import copy_of
+from batchloom.remote import open_remote_file
+from batchloom.sources.files.hub_datasets import find_cached_copy
 
 
-def path_here(place: str, size: int) -> str | None:
+def find_local_path(place: str, size: int) -> str | None:
     """The path of a file of ``size`` bytes on this machine; None where it lies elsewhere."""
-    return copy_of(place, size) if is_url(place) else place
+    return find_cached_copy(place, size) if is_url(place) else place
 
 
-def open_place(place: str, size: int, stamp: int) -> BinaryIO:
+def open_location(place: str, size: int, stamp: int) -> BinaryIO:
     """The file at a place, for reading and seeking.
 
     Args:
@@ -23,6 +23,6 @@ def open_place(place: str, size: int, stamp: int) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or read; as InputError where it lies elsewhere.
     """
-    path = path_here(place, size)
+    path = find_local_path(place, size)
     # The caller closes it.
-    return open_blocks(place, size, stamp) if path is None else open(path, "rb")  # noqa: PTH123
+    return open_remote_file(place, size, stamp) if path is None else open(path, "rb")  # noqa: PTH123

@@ -22,32 +22,36 @@ from batchloom.core.errors import (
     InputMissingError,
     MissingDependencyError,
 )
-from batchloom.core.settings import nearest
+from batchloom.core.settings import suggest
 from batchloom.remote import (
-    FIRST_TRIES,
-    check_hub_address,
-    fault_of,
-    patience,
-    status_of,
-    their_errors,
+    MAX_CONNECT_ATTEMPTS,
+    check_hub_endpoint,
+    classify_error,
+    compute_backoff,
+    list_library_errors,
+    make_stat_result,
 )
-from batchloom.sources.files.dataset_names import STREAMED_FROM, preset
-from batchloom.sources.files.file_kinds import archive_by_name, kind_by_name
+from batchloom.sources.files.dataset_names import STREAMING_MIN_BYTES, find_preset
+from batchloom.sources.files.file_kinds import detect_archive_by_name, detect_kind_by_name
 
 T = TypeVar("T")
 
-_WORD = r"[A-Za-z0-9_][\w.+-]*"
-_NAME = re.compile(
-    rf"(?P<repo>{_WORD}/{_WORD})(?::(?P<config>{_WORD}))?(?:/(?P<split>\w+))?(?:@(?P<revision>[^\s@:]+))?"
+_WORD_PATTERN = r"[A-Za-z0-9_][\w.+-]*"
+_NAME_PATTERN = re.compile(
+    rf"(?P<repo>{_WORD_PATTERN}/{_WORD_PATTERN})(?::(?P<config>{_WORD_PATTERN}))?(?:/(?P<split>\w+))?(?:@(?P<revision>[^\s@:]+))?"
 )
-_URL_OF_ALL = re.compile(rf"hf://datasets/({_WORD}/{_WORD}?)(?:@([^/@]+|refs/[^@]+))?/?")
-_PINNED = re.compile(rf"hf://datasets/({_WORD}/{_WORD})@([0-9a-f]{{40}})/(.+)")
-_PATHS_AT_ONCE = 500
-_SHOWN = 12
+_REPOSITORY_URL_PATTERN = re.compile(
+    rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN}?)(?:@([^/@]+|refs/[^@]+))?/?"
+)
+_PINNED_URL_PATTERN = re.compile(
+    rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN})@([0-9a-f]{{40}})/(.+)"
+)
+_PATHS_PER_REQUEST = 500
+_MAX_LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
-class HubName:
+class HubDatasetName:
     """``org/name[:config][/split][@revision]``; what is not given is empty."""
 
     repo: str
@@ -65,29 +69,29 @@ class HubFile:
     status: os.stat_result
 
 
-def hub_name(place: str) -> HubName | None:
+def parse_hub_name(place: str) -> HubDatasetName | None:
     """What a place names on the Hub by its words alone; None where it cannot be such a name.
 
     A short name of a data set is one, ``org/name`` with its additions is one, and nothing that
     ends like a data file. Whether a file or folder has that name is for the caller to look up.
     """
-    short = preset(place)
+    short = find_preset(place)
     if short is not None:
-        return HubName(short.repository, short.config, short.split)
-    whole = _URL_OF_ALL.fullmatch(place)
+        return HubDatasetName(short.repository, short.config, short.split)
+    whole = _REPOSITORY_URL_PATTERN.fullmatch(place)
     if whole:
-        return HubName(whole[1], revision=whole[2] or "")
-    match = _NAME.fullmatch(place)
+        return HubDatasetName(whole[1], revision=whole[2] or "")
+    match = _NAME_PATTERN.fullmatch(place)
     if match is None:
         return None
     plain = place.partition("@")[0]
-    if kind_by_name(plain) is not None or archive_by_name(plain) is not None:
+    if detect_kind_by_name(plain) is not None or detect_archive_by_name(plain) is not None:
         return None
     found = match.groupdict()
-    return HubName(*(found[part] or "" for part in ("repo", "config", "split", "revision")))
+    return HubDatasetName(*(found[part] or "" for part in ("repo", "config", "split", "revision")))
 
 
-def find_hub_name(place: str, folder: str = "") -> HubName | None:
+def find_hub_name(place: str, folder: str = "") -> HubDatasetName | None:
     """Return what a place names on the Hub; None for a path of this machine, also for one where nothing is.
 
     A file or folder of that name comes first. ``data/train`` next to a folder ``data`` is a path, too: mistyped, it is
@@ -97,7 +101,7 @@ def find_hub_name(place: str, folder: str = "") -> HubName | None:
         place: as it was given.
         folder: where relative paths begin; the working folder by default.
     """
-    name = hub_name(place)
+    name = parse_hub_name(place)
     if name is None or is_url(place):
         return name
     first, slash, _ = place.partition("/")
@@ -107,19 +111,19 @@ def find_hub_name(place: str, folder: str = "") -> HubName | None:
     return None if here or (below and is_plain) else name
 
 
-def revision_of(url: str) -> str:
+def get_pinned_revision(url: str) -> str:
     """The commit that a URL of the Hub is pinned to; empty where it is not."""
     # Most places are paths.
-    match = _PINNED.fullmatch(url) if "://" in url else None
+    match = _PINNED_URL_PATTERN.fullmatch(url) if "://" in url else None
     return match[2] if match else ""
 
 
-def unpinned(url: str) -> str:
+def strip_revision(url: str) -> str:
     """A URL of the Hub without the commit: the name of what is there at any commit."""
     return re.sub(r"^(hf://[^@]+)@[0-9a-f]{40}", r"\1", url)
 
 
-def pin(url: str) -> str:
+def pin_revision(url: str) -> str:
     """A URL of the Hub with its revision as a commit; of another kind of place as it is.
 
     Raises:
@@ -127,19 +131,20 @@ def pin(url: str) -> str:
         AccessError: it may not be read.
         DownloadError: the Hub cannot be reached.
     """
-    if revision_of(url) or not url.startswith("hf://datasets/"):
+    if get_pinned_revision(url) or not url.startswith("hf://datasets/"):
         return url
     match = re.fullmatch(
-        rf"hf://datasets/({_WORD}/{_WORD})(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?/(.+)", url
+        rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN})(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?/(.+)",
+        url,
     )
     if match is None:
         return url
     repo, revision, inside = match.groups()
-    commit = _commit(HubName(repo, revision=(revision or "").replace("%2F", "/")))
+    commit = _resolve_commit(HubDatasetName(repo, revision=(revision or "").replace("%2F", "/")))
     return f"hf://datasets/{repo}@{commit}/{inside}"
 
 
-def list_hub(name: HubName) -> tuple[list[HubFile], str]:
+def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
     """The data files of a data set in the order of ``datasets``, and a sentence on what was chosen.
 
     Raises:
@@ -149,8 +154,8 @@ def list_hub(name: HubName) -> tuple[list[HubFile], str]:
         AccessError: it asks for permission first.
         DownloadError: the Hub cannot be reached.
     """
-    commit = _commit(name)
-    config, splits = _data_files(name, commit)
+    commit = _resolve_commit(name)
+    config, splits = _find_data_files(name, commit)
     split = name.split or ("train" if "train" in splits else "")
     if not split and len(splits) == 1:
         split = next(iter(splits))
@@ -159,10 +164,10 @@ def list_hub(name: HubName) -> tuple[list[HubFile], str]:
             f"has no split {split!r}" if split else "has several splits and none of them is train"
         )
         raise InputMissingError(
-            f"Dataset {name.repo!r} {fact}; it has {', '.join(splits)}{nearest(split, splits)}. Name one as "
+            f"Dataset {name.repo!r} {fact}; it has {', '.join(splits)}{suggest(split, splits)}. Name one as "
             f"{name.repo}:{config}/{next(iter(splits))}."
         )
-    files = _described(name, commit, splits[split])
+    files = _describe_files(name, commit, splits[split])
     size = sum(file.status.st_size for file in files)
     others = [one for one in splits if one != split]
     beside = f" (not {', '.join(others)})" if others else ""
@@ -172,41 +177,41 @@ def list_hub(name: HubName) -> tuple[list[HubFile], str]:
     )
 
 
-def keep_copies(files: Sequence[HubFile], *, streaming: bool | None) -> str:
+def download_to_cache(files: Sequence[HubFile], *, streaming: bool | None) -> str:
     """Download the files into the local Hub cache, where they are opened from then on.
 
     Files that do not come are read where they lie, by blocks small enough for a connection that
     breaks: ``huggingface_hub`` begins a piece of 10 MB anew whenever it does.
 
     Args:
-        files: what :func:`list_hub` gave.
+        files: what :func:`list_hub_files` gave.
         streaming: whether they stay where they are; None: only when they are above 10 GB together.
 
     Returns:
         A sentence where not all of them came, else an empty string.
     """
     size = sum(file.status.st_size for file in files)
-    if streaming or (streaming is None and size > STREAMED_FROM):
+    if streaming or (streaming is None and size > STREAMING_MIN_BYTES):
         return ""
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - optional
 
     for file in files:
-        repo, commit, inside = _parts(file.url)
+        repo, commit, inside = _split_pinned_url(file.url)
         work = partial(hf_hub_download, repo, inside, repo_type="dataset", revision=commit)
         try:
-            _asked(HubName(repo), work, FIRST_TRIES)
+            _query_hub(HubDatasetName(repo), work, MAX_CONNECT_ATTEMPTS)
         except DownloadError:
             return f"{file.name} could not be downloaded; what is left is read where it lies."
     return ""
 
 
-def copy_of(url: str, size: int) -> str | None:
+def find_cached_copy(url: str, size: int) -> str | None:
     """The path of the downloaded copy of a pinned file, None where there is none."""
-    if not revision_of(url):
+    if not get_pinned_revision(url):
         return None
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
 
-    repo, commit, inside = _parts(url)
+    repo, commit, inside = _split_pinned_url(url)
     found = try_to_load_from_cache(repo, inside, repo_type="dataset", revision=commit)
     if not isinstance(found, str):
         return None
@@ -216,36 +221,36 @@ def copy_of(url: str, size: int) -> str | None:
     return None
 
 
-def _parts(url: str) -> tuple[str, str, str]:
-    match = _PINNED.fullmatch(url)
+def _split_pinned_url(url: str) -> tuple[str, str, str]:
+    match = _PINNED_URL_PATTERN.fullmatch(url)
     if match is None:
         raise AssertionError("only files that are pinned to a commit are downloaded")
     return match[1], match[2], match[3]
 
 
-def _commit(name: HubName) -> str:
+def _resolve_commit(name: HubDatasetName) -> str:
     """The commit that the name means now."""
-    check_hub_address()
+    check_hub_endpoint()
     try:
         from huggingface_hub import HfApi  # noqa: PLC0415 - optional
     except ImportError:
-        raise _missing(name) from None
-    info = _asked(name, lambda: HfApi().dataset_info(name.repo, revision=name.revision or None))
+        raise _make_missing_library_error(name) from None
+    info = _query_hub(name, lambda: HfApi().dataset_info(name.repo, revision=name.revision or None))
     return str(info.sha)
 
 
-def _data_files(name: HubName, commit: str) -> tuple[str, dict[str, list[str]]]:
+def _find_data_files(name: HubDatasetName, commit: str) -> tuple[str, dict[str, list[str]]]:
     """The configuration that is meant, and the URLs of its data files by split."""
     try:
         import datasets  # noqa: PLC0415 - optional
     except ImportError:
-        raise _missing(name) from None
+        raise _make_missing_library_error(name) from None
 
     def build() -> Any:
         return datasets.load_dataset_builder(name.repo, name.config or None, revision=commit)
 
     try:
-        builder = _asked(name, build)
+        builder = _query_hub(name, build)
     except RuntimeError:
         raise InputError(
             f"Dataset {name.repo!r} is made by a loading script, which is never run here; try the Parquet copy "
@@ -253,50 +258,50 @@ def _data_files(name: HubName, commit: str) -> tuple[str, dict[str, list[str]]]:
             f"(hf://datasets/{name.repo}/...)."
         ) from None
     except ValueError:
-        _say_configs(
+        _raise_config_error(
             name,
-            _asked(name, lambda: datasets.get_dataset_config_names(name.repo, revision=commit)),
+            _query_hub(name, lambda: datasets.get_dataset_config_names(name.repo, revision=commit)),
         )
     files = builder.config.data_files or {}
     return builder.config.name, {str(split): list(urls) for split, urls in files.items()}
 
 
-def _say_configs(name: HubName, known: list[str]) -> NoReturn:
+def _raise_config_error(name: HubDatasetName, known: list[str]) -> NoReturn:
     if name.config in known or (not name.config and len(known) < 2):
         raise InputError(
             f"Dataset {name.repo!r} has a card that datasets does not understand; name its data files as URLs "
             f"(hf://datasets/{name.repo}/...)."
         ) from None
-    shown = ", ".join(known[:_SHOWN]) + (
-        f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    shown = ", ".join(known[:_MAX_LISTED]) + (
+        f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
     )
     fact = f"has no configuration {name.config!r}" if name.config else "has several configurations"
     raise InputMissingError(
-        f"Dataset {name.repo!r} {fact}; it has {shown}{nearest(name.config, known)}. Name one as "
+        f"Dataset {name.repo!r} {fact}; it has {shown}{suggest(name.config, known)}. Name one as "
         f"{name.repo}:{known[0] if known else 'CONFIGURATION'}."
     ) from None
 
 
-def _described(name: HubName, commit: str, urls: list[str]) -> list[HubFile]:
+def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[HubFile]:
     from huggingface_hub import HfApi  # noqa: PLC0415 - optional
     from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
 
-    inside = [_parts(url)[2] for url in urls]
+    inside = [_split_pinned_url(url)[2] for url in urls]
     facts = {}
-    for at in range(0, len(inside), _PATHS_AT_ONCE):
-        some = inside[at : at + _PATHS_AT_ONCE]
+    for at in range(0, len(inside), _PATHS_PER_REQUEST):
+        some = inside[at : at + _PATHS_PER_REQUEST]
         look = partial(
             HfApi().get_paths_info, name.repo, some, revision=commit, repo_type="dataset"
         )
-        facts.update({one.path: one for one in _asked(name, look) if isinstance(one, RepoFile)})
+        facts.update({one.path: one for one in _query_hub(name, look) if isinstance(one, RepoFile)})
     files = []
     for url, path in zip(urls, inside, strict=True):
         info = {"size": facts[path].size, "blob_id": facts[path].blob_id}
-        files.append(HubFile(url, f"{name.repo}/{path}", status_of(url, info)))
+        files.append(HubFile(url, f"{name.repo}/{path}", make_stat_result(url, info)))
     return files
 
 
-def _asked(name: HubName, work: Callable[[], T], tries: int = 1) -> T:
+def _query_hub(name: HubDatasetName, work: Callable[[], T], tries: int = 1) -> T:
     """What the Hub answers; its refusals as ours."""
     from huggingface_hub import errors  # noqa: PLC0415 - optional
 
@@ -317,11 +322,11 @@ def _asked(name: HubName, work: Callable[[], T], tries: int = 1) -> T:
         raise InputMissingError(
             f"Dataset {repo!r} not found at revision {name.revision!r}: check the branch, tag or commit after the @."
         ) from None
-    except their_errors() as error:
-        fault = fault_of(error)
-    if fault.what == "passing" and tries < FIRST_TRIES:
-        time.sleep(patience(tries))
-        return _asked(name, work, tries + 1)
+    except list_library_errors() as error:
+        fault = classify_error(error)
+    if fault.what == "passing" and tries < MAX_CONNECT_ATTEMPTS:
+        time.sleep(compute_backoff(tries))
+        return _query_hub(name, work, tries + 1)
     if fault.what == "missing":
         raise InputMissingError(
             f"Dataset {repo!r} holds no data files that are read (JSON Lines, Parquet, CSV, text, ...); look at "
@@ -334,7 +339,7 @@ def _asked(name: HubName, work: Callable[[], T], tries: int = 1) -> T:
     ) from None
 
 
-def _missing(name: HubName) -> MissingDependencyError:
+def _make_missing_library_error(name: HubDatasetName) -> MissingDependencyError:
     return MissingDependencyError(
         f"There is no file or folder {name.repo}, and to read it as a data set of the Hub takes datasets and "
         "huggingface_hub: pip install 'batchloom[hf]' (or: pip install datasets transformers)."

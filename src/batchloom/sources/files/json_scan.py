@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 _QUOTE, _SLASH = b'"\\'
 # A longer run of backslashes is found in another way.
-_WALKED = 8
+_MAX_WALKED = 8
 # What bytes.translate makes of each byte: 1 for a quote or a bracket, else 0.
-_MARKS = bytes(byte in b'"{}[]' for byte in range(256))
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"{[")] = 1
-_STEPS[list(b"}]")] = -1
+_IS_MARK = bytes(byte in b'"{}[]' for byte in range(256))
+_DEPTH_STEPS = np.zeros(256, np.int8)
+_DEPTH_STEPS[list(b"{[")] = 1
+_DEPTH_STEPS[list(b"}]")] = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class BracketScan:
     """The brackets of a stretch, in columns of equal length, and the state after it.
 
     Attributes:
@@ -44,23 +44,25 @@ class Scan:
         return int(self.depths[-1])
 
 
-def scan(data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool = False) -> Scan:
+def scan_brackets(
+    data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool = False
+) -> BracketScan:
     """Find the brackets of a stretch that begins in the given state.
 
     The first entry stands for the stretch's beginning: place -1, step 0, the depth there.
     """
     array = np.frombuffer(data, np.uint8)
-    marks = np.flatnonzero(np.frombuffer(data.translate(_MARKS), bool))
+    marks = np.flatnonzero(np.frombuffer(data.translate(_IS_MARK), bool))
     if escaped or _SLASH in data:
-        marks = marks[~_escaped(array, marks, escaped=escaped)]
+        marks = marks[~_mask_escaped(array, marks, escaped=escaped)]
         tail = len(data) - len(data.rstrip(b"\\"))
         escaped = (tail + (escaped and tail == len(data))) % 2 == 1
     kinds = array[marks]
     quotes = kinds == _QUOTE
     inside = (np.cumsum(quotes) + in_string) & 1
     outside = (inside == 0) & ~quotes
-    steps = np.concatenate([[0], _STEPS[kinds[outside]]]).astype(np.int8)
-    return Scan(
+    steps = np.concatenate([[0], _DEPTH_STEPS[kinds[outside]]]).astype(np.int8)
+    return BracketScan(
         np.concatenate([[-1], marks[outside]]),
         steps,
         np.cumsum(steps, dtype=np.int64) + depth,
@@ -69,7 +71,7 @@ def scan(data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool 
     )
 
 
-def _escaped(
+def _mask_escaped(
     array: NDArray[np.uint8], marks: NDArray[np.int64], *, escaped: bool
 ) -> NDArray[np.bool_]:
     """Which of the marks stand after an odd run of backslashes; ``escaped``: the first byte does."""
@@ -79,7 +81,7 @@ def _escaped(
     # Few stand after a backslash at all, and fewer after two: the run is walked back from those.
     which = np.flatnonzero(marks > 0)
     which = which[array[marks[which] - 1] == _SLASH]
-    for back in range(2, _WALKED + 2):
+    for back in range(2, _MAX_WALKED + 2):
         found[which] ^= True
         before = marks[which] - back
         inside = before >= 0

@@ -6,25 +6,25 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from batchloom.sources.files.json_scan import scan
+from batchloom.sources.files.json_scan import scan_brackets
 
 # The key of an object under which its list of records is looked for.
 WRAPPERS = ("data", "rows", "records", "examples", "instances", "items")
-_WRAPPED = re.compile(rb'"(?:%b)"\s*:\s*$' % "|".join(WRAPPERS).encode())
+_WRAPPED_LIST_PATTERN = re.compile(rb'"(?:%b)"\s*:\s*$' % "|".join(WRAPPERS).encode())
 _KEY_REACH = 64
 _BOM = b"\xef\xbb\xbf"
 _NO_VALUE = object()
 
 # A list of records, records line by line, one record on one line, or neither for all one can see.
-Shape = Literal["list", "lines", "line", "other"]
+JsonShape = Literal["list", "lines", "line", "other"]
 
 
-def begins_list(start: bytes) -> bool:
+def starts_with_list(start: bytes) -> bool:
     """Whether a list opens first."""
     return start.removeprefix(_BOM).lstrip().startswith(b"[")
 
 
-def shape_of(start: bytes, *, cut: bool) -> Shape:
+def detect_json_shape(start: bytes, *, cut: bool) -> JsonShape:
     """What a JSON file that begins with ``start`` holds.
 
     Args:
@@ -33,7 +33,7 @@ def shape_of(start: bytes, *, cut: bool) -> Shape:
     """
     text = start.removeprefix(_BOM).lstrip()
     line, newline, rest = text.partition(b"\n")
-    value = _decoded(line)
+    value = _decode_line(line)
     if text.startswith(b"["):
         # Whole lists line by line are records, if bad ones.
         if value is not _NO_VALUE and rest.strip():
@@ -49,11 +49,11 @@ def shape_of(start: bytes, *, cut: bool) -> Shape:
     if _opens_wrapped(text):
         return "list"
     if newline or not cut:
-        return "lines" if isinstance(_decoded(rest.partition(b"\n")[0]), dict) else "other"
+        return "lines" if isinstance(_decode_line(rest.partition(b"\n")[0]), dict) else "other"
     return "lines"
 
 
-def _decoded(line: bytes) -> Any:
+def _decode_line(line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -62,9 +62,10 @@ def _decoded(line: bytes) -> Any:
 
 def _opens_wrapped(text: bytes) -> bool:
     """Whether a list under one of the known keys opens in sight."""
-    seen = scan(text)
+    seen = scan_brackets(text)
     opened = seen.places[np.flatnonzero((seen.depths == 2) & (seen.steps > 0))]
     return any(
-        text[at : at + 1] == b"[" and _WRAPPED.search(text[max(0, at - _KEY_REACH) : at])
+        text[at : at + 1] == b"["
+        and _WRAPPED_LIST_PATTERN.search(text[max(0, at - _KEY_REACH) : at])
         for at in opened.tolist()
     )

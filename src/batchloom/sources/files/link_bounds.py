@@ -19,7 +19,7 @@ class LinkBounds:
         full = f"{self._real[folder].rstrip('/')}/{name}"
         return os.path.realpath(full) if os.path.islink(full) else full  # noqa: PTH114
 
-    def link_out_of(self, top: str, path: str) -> str | None:
+    def find_outside_link(self, top: str, path: str) -> str | None:
         """Return the first symbolic link on a path by which it leaves a folder; None if it stays inside.
 
         Args:
@@ -30,7 +30,7 @@ class LinkBounds:
             return None
         # Every file below a linked folder leaves by the same link.
         folder = os.path.dirname(path)  # noqa: PTH120 - as above
-        above = None if folder in ("", "/", top) else self.link_out_of(top, folder)
+        above = None if folder in ("", "/", top) else self.find_outside_link(top, folder)
         return above or path
 
 

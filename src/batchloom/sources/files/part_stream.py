@@ -7,16 +7,20 @@ import xxhash
 
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import because
-from batchloom.remote import remote_status
+from batchloom.core.files import describe_os_error
+from batchloom.remote import stat_remote
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO, open_member
-from batchloom.sources.files.decompression import Broken, Unpacker, unpacker
-from batchloom.sources.files.file_kinds import compression_by_content
-from batchloom.sources.files.file_opening import open_place
+from batchloom.sources.files.decompression import (
+    DecompressionError,
+    Decompressor,
+    make_decompressor,
+)
+from batchloom.sources.files.file_kinds import detect_compression
+from batchloom.sources.files.file_opening import open_location
 from batchloom.sources.files.source_rules import Source
 
 # Of files elsewhere a smaller one comes at once, so a look at its end is enough: it costs a request.
-_LOOKED_AT_TWICE = 8 << 20
+_RECHECK_MIN_BYTES = 8 << 20
 _MAGIC_BYTES = 8
 
 
@@ -38,9 +42,9 @@ class PartStream:
         self._start, self._stop = start, source.size if stop is None else stop
         self._hash = xxhash.xxh3_128()
         self._file = open_source(source)
-        self._unpacker: Unpacker | None = None
+        self._decompressor: Decompressor | None = None
         if source.compression is not None:
-            self._unpacker = unpacker(source.compression, self._file)
+            self._decompressor = make_decompressor(source.compression, self._file)
         elif start:
             self._file.seek(start)
 
@@ -69,19 +73,21 @@ class PartStream:
             InputError: the compressed data is broken or cut short, or the file changed.
         """
         try:
-            if self._unpacker is not None:
-                data = self._unpacker.read(size)
+            if self._decompressor is not None:
+                data = self._decompressor.read(size)
                 self._check_ratio(len(data))
             else:
                 data = self._read_plain(size)
         except EOFError as error:
             raise (self._other_packing() or self._fault("is cut short")) from error
-        except Broken as error:
+        except DecompressionError as error:
             raise (self._other_packing() or self._fault(f"is broken ({error})")) from error
         except InputError:
             raise
         except OSError as error:
-            raise InputError(f"{self.source.name} cannot be read: {because(error)}.") from error
+            raise InputError(
+                f"{self.source.name} cannot be read: {describe_os_error(error)}."
+            ) from error
         self._hash.update(data)
         self.position += len(data)
         return data
@@ -105,14 +111,14 @@ class PartStream:
         if not is_url(self.source.path):
             check_unchanged(self.source, os.fstat(self._file.fileno()))
         elif not self.source.revision:
-            check_unchanged(self.source, _elsewhere(self.source))
+            check_unchanged(self.source, _stat_remote_source(self.source))
         return self._hash.digest()
 
     def _read_plain(self, size: int) -> bytes:
         wanted = min(size, self._stop - self.position)
         data = self._file.read(wanted) if wanted > 0 else b""
         if wanted > 0 and not data:
-            raise InputError(_changed(self.source))
+            raise InputError(_describe_changed_source(self.source))
         return data
 
     def _check_ratio(self, size: int) -> None:
@@ -132,7 +138,7 @@ class PartStream:
             return None
         self._file.seek(0)
         start = self._file.read(_MAGIC_BYTES)
-        found = compression_by_content(start)
+        found = detect_compression(start)
         if found == packing or len(start) < _MAGIC_BYTES:
             return None
         remedy = f"give it the ending of {found}" if found else "fetch it anew"
@@ -157,23 +163,25 @@ def open_source(source: Source) -> BinaryIO:
         InputError: it cannot be read, or has changed.
     """
     far = is_url(source.path)
-    if far and source.file_size > _LOOKED_AT_TWICE and not source.revision:
-        check_unchanged(source, _elsewhere(source))
+    if far and source.file_size > _RECHECK_MIN_BYTES and not source.revision:
+        check_unchanged(source, _stat_remote_source(source))
     try:
         member = source.member
         file = (
-            open_member(member) if member else open_place(source.path, source.size, source.mtime_ns)
+            open_member(member)
+            if member
+            else open_location(source.path, source.size, source.mtime_ns)
         )
     except InputError:
         raise
-    except (EOFError, Broken) as error:
+    except (EOFError, DecompressionError) as error:
         raise InputError(
             f"{source.name} cannot be read: {str(error) or 'the archive is cut short'}; fetch or pack the archive anew."
         ) from error
     except FileNotFoundError as error:
-        raise InputMissingError(_gone(source)) from error
+        raise InputMissingError(_describe_missing_source(source)) from error
     except OSError as error:
-        raise InputError(f"{source.name} cannot be read: {because(error)}.") from error
+        raise InputError(f"{source.name} cannot be read: {describe_os_error(error)}.") from error
     try:
         if not far:
             check_unchanged(source, os.fstat(file.fileno()))
@@ -183,28 +191,28 @@ def open_source(source: Source) -> BinaryIO:
     return file
 
 
-def _elsewhere(source: Source) -> os.stat_result:
+def _stat_remote_source(source: Source) -> os.stat_result:
     """What lies by now where a source elsewhere was listed."""
-    found = remote_status(source.file)
+    found = stat_remote(source.file)
     if found is None:
-        raise InputMissingError(_gone(source))
+        raise InputMissingError(_describe_missing_source(source))
     return found
 
 
 def check_unchanged(source: Source, now: os.stat_result) -> None:
     """Raise InputError where the file is not the one that was listed any more."""
     if (now.st_size, now.st_mtime_ns) != (source.file_size, source.mtime_ns):
-        raise InputError(_changed(source))
+        raise InputError(_describe_changed_source(source))
 
 
-def _gone(source: Source) -> str:
+def _describe_missing_source(source: Source) -> str:
     return (
         f"{source.name} is gone: it was listed and cannot be found now; put it back and give the same command again, "
         "which goes on, or leave it out and give --restart."
     )
 
 
-def _changed(source: Source) -> str:
+def _describe_changed_source(source: Source) -> str:
     return (
         f"{source.name} was changed while it was being prepared (it had {source.size:,} bytes when the job "
         "began); let its writer finish, then give the command again with --restart: what is not of this file stays."

@@ -8,57 +8,68 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from batchloom.core.addresses import is_url, scheme_of, shown
-from batchloom.remote import KEPT, begun, fetch_once, look_ahead
-from batchloom.sources.files.file_kinds import archive_by_name, kind_by_name, must_look
-from batchloom.sources.files.hub_datasets import copy_of, hub_name
+from batchloom.core.addresses import get_scheme, is_url, redact_url
+from batchloom.remote import PAGE_CACHE, fetch_through_cache, prefetch_items, prefetch_status
+from batchloom.sources.files.file_kinds import (
+    detect_archive_by_name,
+    detect_kind_by_name,
+    needs_content,
+)
+from batchloom.sources.files.hub_datasets import find_cached_copy, parse_hub_name
 from batchloom.sources.files.source_rules import Source
 
 T = TypeVar("T")
 
-_BEGINNING, _SMALL = 256 << 10, 1 << 20
+_BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 
 
-def inputs_ahead(inputs: Sequence[T], place: Callable[[T], str]) -> Iterable[T]:
+def prefetch_inputs(inputs: Sequence[T], place: Callable[[T], str]) -> Iterable[T]:
     """Inputs in order; of single files elsewhere it is known what lies there, and how it begins."""
 
     def begin(one: T) -> None:
         url = place(one)
-        if is_url(url) and scheme_of(url) != "hf" and hub_name(url) is None:
-            found = look_ahead(url)
+        if is_url(url) and get_scheme(url) != "hf" and parse_hub_name(url) is None:
+            found = prefetch_status(url)
             if found is not None:
-                _look(url, found)
+                _prefetch_beginning(url, found)
 
-    return begun(inputs, begin) if any(is_url(place(one)) for one in inputs[1:]) else inputs
+    return (
+        prefetch_items(inputs, begin) if any(is_url(place(one)) for one in inputs[1:]) else inputs
+    )
 
 
-def files_ahead(files: Sequence[T], file: Callable[[T], tuple[str, os.stat_result]]) -> Iterator[T]:
+def prefetch_files(
+    files: Sequence[T], file: Callable[[T], tuple[str, os.stat_result]]
+) -> Iterator[T]:
     """Listed files in order, with the beginnings of those that are looked at."""
-    return begun(files, lambda one: _look(*file(one)))
+    return prefetch_items(files, lambda one: _prefetch_beginning(*file(one)))
 
 
-def read_ahead(items: Sequence[T], source: Callable[[T], Source]) -> Iterable[T]:
+def prefetch_sources(items: Sequence[T], source: Callable[[T], Source]) -> Iterable[T]:
     """What is read of sources, in order; small ones elsewhere are there, and are those listed."""
 
     def begin(item: T) -> None:
         one = source(item)
-        if not _small(one) or copy_of(one.path, one.size) is not None:
+        if not _is_small(one) or find_cached_copy(one.path, one.size) is not None:
             return
         version = one.path, one.size, one.mtime_ns
-        fetch_once(version, 0, one.size)
+        fetch_through_cache(version, 0, one.size)
         # Whoever reads to the end asks whether it is still the file that was listed: by now it is.
-        if not one.revision and KEPT.holds(version):
-            look_ahead(one.path)
+        if not one.revision and PAGE_CACHE.holds(version):
+            prefetch_status(one.path)
 
-    return begun(items, begin) if any(_small(source(item)) for item in items) else items
-
-
-def _small(source: Source) -> bool:
-    return is_url(source.path) and source.member is None and 0 < source.size <= _SMALL
+    return prefetch_items(items, begin) if any(_is_small(source(item)) for item in items) else items
 
 
-def _look(url: str, found: os.stat_result) -> None:
-    wanted = must_look(kind_by_name(shown(url))) and archive_by_name(shown(url)) is None
+def _is_small(source: Source) -> bool:
+    return is_url(source.path) and source.member is None and 0 < source.size <= _SMALL_FILE_BYTES
+
+
+def _prefetch_beginning(url: str, found: os.stat_result) -> None:
+    wanted = (
+        needs_content(detect_kind_by_name(redact_url(url)))
+        and detect_archive_by_name(redact_url(url)) is None
+    )
     size = found.st_size
-    if wanted and size and copy_of(url, size) is None:
-        fetch_once((url, size, found.st_mtime_ns), 0, min(size, _BEGINNING))
+    if wanted and size and find_cached_copy(url, size) is None:
+        fetch_through_cache((url, size, found.st_mtime_ns), 0, min(size, _BEGINNING_BYTES))

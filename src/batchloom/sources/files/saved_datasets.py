@@ -9,26 +9,30 @@ import msgspec
 
 from batchloom.core.errors import InputError
 
-_DATASET, _STATE, _SPLITS = "dataset_info.json", "state.json", "dataset_dict.json"
-_WANTED = "train"
+_DATASET_NAME, _STATE_NAME, _SPLITS_NAME = "dataset_info.json", "state.json", "dataset_dict.json"
+_WANTED_SPLIT = "train"
 
 
-def saved_split(folder: str) -> tuple[str, str] | None:
+def find_saved_split(folder: str) -> tuple[str, str] | None:
     """The folder of the split to read, and a note; None where ``folder`` is no saved DatasetDict.
 
     Raises:
         InputError: no split is to be preferred, or the folder is damaged.
     """
-    if not os.path.exists(f"{folder}/{_SPLITS}"):  # noqa: PTH110 - asked of every folder
+    if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):  # noqa: PTH110 - asked of every folder
         return None
-    splits = _json(f"{folder}/{_SPLITS}").get("splits")
-    if not isinstance(splits, list) or not all(_plain(name) for name in splits) or not splits:
-        raise InputError(f"{folder}/{_SPLITS} names no splits; save the dataset anew.")
-    if _WANTED not in splits and len(splits) > 1:
+    splits = _read_json(f"{folder}/{_SPLITS_NAME}").get("splits")
+    if (
+        not isinstance(splits, list)
+        or not all(_is_plain_name(name) for name in splits)
+        or not splits
+    ):
+        raise InputError(f"{folder}/{_SPLITS_NAME} names no splits; save the dataset anew.")
+    if _WANTED_SPLIT not in splits and len(splits) > 1:
         raise InputError(
             f"{folder} holds the splits {', '.join(splits)}; name one, for example {folder}/{splits[0]}"
         )
-    chosen = _WANTED if _WANTED in splits else splits[0]
+    chosen = _WANTED_SPLIT if _WANTED_SPLIT in splits else splits[0]
     others = [f"{folder}/{name}" for name in splits if name != chosen]
     note = f"Of the saved dataset {folder} the split {chosen} is read"
     return f"{folder}/{chosen}", note + (
@@ -36,15 +40,16 @@ def saved_split(folder: str) -> tuple[str, str] | None:
     )
 
 
-def saved_files(folder: str) -> list[str] | None:
+def list_saved_files(folder: str) -> list[str] | None:
     """The data files of a saved dataset, in its order; None where ``folder`` is none.
 
     Raises:
         InputError: it is damaged, or selects rows by an index of its own.
     """
-    if not (os.path.exists(f"{folder}/{_STATE}") and os.path.exists(f"{folder}/{_DATASET}")):  # noqa: PTH110
+    required = (_STATE_NAME, _DATASET_NAME)
+    if not all(os.path.exists(f"{folder}/{name}") for name in required):  # noqa: PTH110
         return None
-    state = _json(f"{folder}/{_STATE}")
+    state = _read_json(f"{folder}/{_STATE_NAME}")
     if state.get("_indices_data_files"):
         raise InputError(
             f"{folder} is a saved dataset that selects its rows by an index; save it anew after flatten_indices()."
@@ -55,23 +60,31 @@ def saved_files(folder: str) -> list[str] | None:
         if isinstance(entries, list)
         else []
     )
-    if not isinstance(entries, list) or len(names) != len(entries) or not all(map(_plain, names)):
-        raise InputError(f"{folder}/{_STATE} does not name its data files; save the dataset anew.")
+    if (
+        not isinstance(entries, list)
+        or len(names) != len(entries)
+        or not all(map(_is_plain_name, names))
+    ):
+        raise InputError(
+            f"{folder}/{_STATE_NAME} does not name its data files; save the dataset anew."
+        )
     return [f"{folder}/{name}" for name in names]
 
 
-def saved_marks(inside: Collection[str]) -> bool:
+def is_saved_dataset(inside: Collection[str]) -> bool:
     """Whether the files of a folder, by their paths inside, show that a dataset was saved there."""
-    folders = {path.rpartition("/")[0] for path in inside if PurePosixPath(path).name == _STATE}
-    return any(f"{one}/{_DATASET}".lstrip("/") in inside for one in folders)
+    folders = {
+        path.rpartition("/")[0] for path in inside if PurePosixPath(path).name == _STATE_NAME
+    }
+    return any(f"{one}/{_DATASET_NAME}".lstrip("/") in inside for one in folders)
 
 
-def _plain(name: Any) -> bool:
+def _is_plain_name(name: Any) -> bool:
     """Whether a name stays inside its folder."""
     return isinstance(name, str) and PurePosixPath(name).name == name and name not in ("", "..")
 
 
-def _json(path: str) -> dict[str, Any]:
+def _read_json(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             return msgspec.json.decode(file.read(16 << 20), type=dict[str, Any])

@@ -6,11 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import final
 
-from batchloom.core.addresses import STANDARD_INPUT, is_far, label_of, local_path
-from batchloom.core.files import printable
+from batchloom.core.addresses import (
+    STANDARD_INPUT,
+    format_input_label,
+    is_url_or_stdin,
+    strip_file_scheme,
+)
+from batchloom.core.files import decode_file_name
 
 
-def input_labels(inputs: Sequence[str]) -> list[str]:
+def make_input_labels(inputs: Sequence[str]) -> list[str]:
     """What the inputs are called where no absolute path may stand.
 
     A relative input as it was given; of an absolute one the last part of its path (of a glob,
@@ -18,32 +23,37 @@ def input_labels(inputs: Sequence[str]) -> list[str]:
     without credentials and query. Bytes that are no UTF-8 are replaced, and no two different
     inputs are called the same.
     """
-    names, known = Names(), dict[str, str]()
-    for path, label in paths_and_labels(inputs):
+    names, known = UniqueNames(), dict[str, str]()
+    for path, label in list_paths_and_labels(inputs):
         if path not in known:
             known[path] = names.fresh(label)
-    return [known[path] for path, _ in paths_and_labels(inputs)]
+    return [known[path] for path, _ in list_paths_and_labels(inputs)]
 
 
-def paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
+def list_paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
     """The normal path or URL of each input and what it is called, in the bytes it has."""
-    paths = [given if is_far(given) else _normal(given) for given in inputs]
-    alike = Counter(tail for path in set(paths) if not is_far(path) for tail in _tails(path))
-    return [(path, label_of(path) if is_far(path) else _label(path, alike)) for path in paths]
+    paths = [given if is_url_or_stdin(given) else _normalize_path(given) for given in inputs]
+    alike = Counter(
+        tail for path in set(paths) if not is_url_or_stdin(path) for tail in _list_path_tails(path)
+    )
+    return [
+        (path, format_input_label(path) if is_url_or_stdin(path) else _format_label(path, alike))
+        for path in paths
+    ]
 
 
-def _normal(given: str) -> str:
-    path = os.path.normpath(os.path.expanduser(local_path(given)))  # noqa: PTH111
+def _normalize_path(given: str) -> str:
+    path = os.path.normpath(os.path.expanduser(strip_file_scheme(given)))  # noqa: PTH111
     # A file of this name stays one.
     return f"./{path}" if path == STANDARD_INPUT else path
 
 
-def _tails(path: str) -> list[str]:
+def _list_path_tails(path: str) -> list[str]:
     parts = path.split("/")
     return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
-def _label(path: str, alike: Counter[str]) -> str:
+def _format_label(path: str, alike: Counter[str]) -> str:
     if not os.path.isabs(path):  # noqa: PTH117
         return path
     parts = path.strip("/").split("/")
@@ -56,7 +66,7 @@ def _label(path: str, alike: Counter[str]) -> str:
 
 
 @final
-class Names:
+class UniqueNames:
     """Names as text, never the same one twice: the manifest is JSON, and tells files by them."""
 
     def __init__(self) -> None:
@@ -65,7 +75,7 @@ class Names:
 
     def fresh(self, name: str) -> str:
         """The name, its bytes that are no UTF-8 replaced, numbered where it is taken."""
-        plain = found = printable(name)
+        plain = found = decode_file_name(name)
         while found in self._taken:
             self._alike[plain] += 1
             found = f"{plain} ({self._alike[plain] + 1})"

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.sources.files.archives import Member
+from batchloom.sources.files.archives import ArchiveMember
 from batchloom.sources.files.decompression import Compression
-from batchloom.sources.files.file_kinds import Kind
+from batchloom.sources.files.file_kinds import FileKind
 
-Way = Literal[
+ReadMethod = Literal[
     "jsonl", "json", "csv", "table", "samples", "file", "cut", "line", "paragraph", "marker"
 ]
 
 BOM = b"\xef\xbb\xbf"
 # Kinds whose records are told apart in one way, whatever the rules.
-_RECORD_WAYS: dict[Kind, Way] = {
+_METHOD_BY_KIND: dict[FileKind, ReadMethod] = {
     "jsonl": "jsonl",
     "json": "json",
     "csv": "csv",
@@ -23,12 +23,12 @@ _RECORD_WAYS: dict[Kind, Way] = {
     "webdataset": "samples",
 }
 # Ways in which a record cannot be found without all that comes before it.
-_IN_ORDER = ("json", "csv")
+_SEQUENTIAL_METHODS = ("json", "csv")
 SPLIT_WORDS = ("auto", "file", "line", "paragraph")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReadLimits:
     """Sizes in bytes that decide documents; constants of the format, smaller only in tests.
 
     Attributes:
@@ -61,7 +61,7 @@ class ReadRules:
 
     text_field: str | None = "text"
     split_on: str = "auto"
-    limits: Limits = Limits()
+    limits: ReadLimits = ReadLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class Source:
 
     name: str
     path: str
-    kind: Kind
+    kind: FileKind
     compression: Compression | None
     size: int
     mtime_ns: int
-    member: Member | None = None
+    member: ArchiveMember | None = None
     revision: str = ""
     input: int = 0
 
@@ -103,7 +103,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class PartStart:
     """Where a part of a CSV file or JSON list begins inside of it: between two records.
 
     Attributes:
@@ -119,7 +119,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """A stretch of a source: bytes [start, stop), nominal until record bounds are looked up."""
 
     source: Source
@@ -127,10 +127,10 @@ class Part:
     stop: int
 
 
-def way_of(source: Source, rules: ReadRules) -> Way:
+def choose_read_method(source: Source, rules: ReadRules) -> ReadMethod:
     """How documents are found in this source."""
-    if source.kind in _RECORD_WAYS:
-        return _RECORD_WAYS[source.kind]
+    if source.kind in _METHOD_BY_KIND:
+        return _METHOD_BY_KIND[source.kind]
     if rules.split_on == "auto":
         large = source.compression is not None or source.size > rules.limits.whole_text_bytes
         return "cut" if source.kind == "text" and large else "file"
@@ -141,15 +141,15 @@ def way_of(source: Source, rules: ReadRules) -> Way:
     return "paragraph" if rules.split_on == "paragraph" else "marker"
 
 
-def splittable(source: Source, rules: ReadRules) -> bool:
+def is_splittable(source: Source, rules: ReadRules) -> bool:
     """Whether parts of this source can be read apart from each other."""
-    way, member = way_of(source, rules), source.member
+    way, member = choose_read_method(source, rules), source.member
     direct = source.compression is None and (member is None or member.direct)
     # A checksum is verified by who reads the whole; tables are read in pieces anyway.
     checked = member is not None and member.crc is not None and way != "table"
     return direct and not checked and way not in ("file", "samples")
 
 
-def in_order(source: Source, rules: ReadRules) -> bool:
+def is_sequential(source: Source, rules: ReadRules) -> bool:
     """Whether where a record begins is a matter of all bytes before it."""
-    return way_of(source, rules) in _IN_ORDER
+    return choose_read_method(source, rules) in _SEQUENTIAL_METHODS

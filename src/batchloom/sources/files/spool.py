@@ -17,15 +17,22 @@ from typing import Self, final
 
 import xxhash
 
-from batchloom.core.addresses import shown
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError, OutputError
-from batchloom.core.files import because
-from batchloom.remote import KEPT, fault_of, patience, their_errors, told, whole
+from batchloom.core.files import describe_os_error
+from batchloom.remote import (
+    PAGE_CACHE,
+    classify_error,
+    compute_backoff,
+    iter_web_file,
+    list_library_errors,
+    make_remote_error,
+)
 
-_CHUNK = 1 << 20
-_WEB_TRIES = 3
+_CHUNK_BYTES = 1 << 20
+_MAX_WEB_ATTEMPTS = 3
 # Archives are told by their names, and standard input has none: where these stand, and the ending.
-_ARCHIVES = {(0, b"PK\x03\x04"): ".zip", (257, b"ustar"): ".tar"}
+_ARCHIVE_MAGIC = {(0, b"PK\x03\x04"): ".zip", (257, b"ustar"): ".tar"}
 
 
 @final
@@ -45,7 +52,7 @@ class Spool:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        KEPT.forget()
+        PAGE_CACHE.forget()
         if self._own.name:
             shutil.rmtree(self._own, ignore_errors=True)
         for folder in self._made:
@@ -65,7 +72,7 @@ class Spool:
                 raise InputError("Standard input is closed; name a file, or pipe data in.")
             if sys.stdin.isatty():
                 raise InputError("Standard input is a terminal; name a file, or pipe data in.")
-            chunks = iter(lambda: sys.stdin.buffer.read(_CHUNK), b"")
+            chunks = iter(lambda: sys.stdin.buffer.read(_CHUNK_BYTES), b"")
             self._standard_input = self._keep("stdin", chunks)
         return self._standard_input
 
@@ -76,17 +83,19 @@ class Spool:
             DownloadError: it did not come whole.
             OutputError: there is no room for the copy.
         """
-        for tries in range(1, _WEB_TRIES + 1):
+        for tries in range(1, _MAX_WEB_ATTEMPTS + 1):
             try:
-                return self._keep(PurePosixPath(shown(url)).name or "download", whole(url))
+                return self._keep(
+                    PurePosixPath(redact_url(url)).name or "download", iter_web_file(url)
+                )
             except OutputError:
                 raise
-            except their_errors() as error:
-                fault = fault_of(error)
-            if fault.what != "passing" or tries == _WEB_TRIES:
+            except list_library_errors() as error:
+                fault = classify_error(error)
+            if fault.what != "passing" or tries == _MAX_WEB_ATTEMPTS:
                 break
-            time.sleep(patience(tries))
-        raise told(fault, url) from None
+            time.sleep(compute_backoff(tries))
+        raise make_remote_error(fault, url) from None
 
     def holds(self, path: str) -> bool:
         """Whether a path is one of these copies, which nobody knows by its path."""
@@ -102,18 +111,18 @@ class Spool:
     def _keep(self, name: str, chunks: Iterable[bytes]) -> str:
         stream = iter(chunks)
         first = next(stream, b"")
-        archives = _ARCHIVES.items()
+        archives = _ARCHIVE_MAGIC.items()
         ending = next((end for (at, magic), end in archives if first.startswith(magic, at)), "")
         path = self._place(name if PurePosixPath(name).suffix else name + ending)
         digest = xxhash.xxh3_64()
-        with _room(path):
+        with _wrap_disk_errors(path):
             file = path.open("wb")
         with file:
             for chunk in itertools.chain([first], stream):
                 digest.update(chunk)
-                with _room(path):
+                with _wrap_disk_errors(path):
                     file.write(chunk)
-            with _room(path):
+            with _wrap_disk_errors(path):
                 file.flush()
         stamp = digest.intdigest() >> 4
         os.utime(path, ns=(stamp, stamp))
@@ -121,7 +130,7 @@ class Spool:
 
     def _place(self, name: str) -> Path:
         if not self._own.name:
-            with _room(self._folder or Path(tempfile.gettempdir())):
+            with _wrap_disk_errors(self._folder or Path(tempfile.gettempdir())):
                 if self._folder is not None:
                     missing = [
                         one for one in (self._folder, *self._folder.parents) if not one.exists()
@@ -135,10 +144,11 @@ class Spool:
 
 
 @contextlib.contextmanager
-def _room(path: Path) -> Iterator[None]:
+def _wrap_disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise OutputError(
-            f"Cannot keep a copy of an input in {path.parent}: {because(error)}; make room there, or name files."
+            f"Cannot keep a copy of an input in {path.parent}: {describe_os_error(error)}; make room there, or "
+            f"name files."
         ) from error

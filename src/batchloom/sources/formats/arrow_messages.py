@@ -1,7 +1,7 @@
 """Where the messages of an Arrow IPC file or stream lie, read from their headers alone.
 
 The layout is that of Arrow's "Serialization and Interprocess Communication" page: a marker of
-four bytes 0xFF, the i32 length of a flatbuffer ``Message`` (fields: version, header type, header,
+four bytes 0xFF, the i32 length of a flatbuffer ``ArrowMessage`` (fields: version, header type, header,
 body length), the flatbuffer, then its body.
 """
 
@@ -11,12 +11,12 @@ from typing import BinaryIO
 
 FILE_MAGIC = b"ARROW1"
 DICTIONARY, BATCH = 2, 3
-_CONTINUES = 0xFFFFFFFF
-_MOST_METADATA = 64 << 20
+_CONTINUATION_MARKER = 0xFFFFFFFF
+_MAX_METADATA_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ArrowMessage:
     """A message: its kind, where it begins and ends, and the bytes of its body."""
 
     kind: int
@@ -25,7 +25,7 @@ class Message:
     body: int
 
 
-def messages(file: BinaryIO, size: int) -> list[Message]:
+def list_messages(file: BinaryIO, size: int) -> list[ArrowMessage]:
     """All messages up to the end mark.
 
     Args:
@@ -38,33 +38,33 @@ def messages(file: BinaryIO, size: int) -> list[Message]:
     file.seek(0)
     at = 0
     if file.read(len(FILE_MAGIC)) == FILE_MAGIC:
-        at, size = 8, _directory_start(file, size)
-    found: list[Message] = []
+        at, size = 8, _find_footer_start(file, size)
+    found: list[ArrowMessage] = []
     while at < size:
         file.seek(at)
         head = file.read(8)
         if len(head) < 4:
             raise ValueError("it is cut short")
         length, prefix = struct.unpack("<i", head[:4])[0], 4
-        if length & 0xFFFFFFFF == _CONTINUES:
+        if length & 0xFFFFFFFF == _CONTINUATION_MARKER:
             if len(head) < 8:
                 raise ValueError("it is cut short")
             length, prefix = struct.unpack("<i", head[4:])[0], 8
         if length == 0:
             break
-        if not 0 < length <= _MOST_METADATA:
+        if not 0 < length <= _MAX_METADATA_BYTES:
             raise ValueError(f"a message of {length} bytes at byte {at}")
         file.seek(at + prefix)
-        kind, body = _header(file.read(length))
+        kind, body = _parse_header(file.read(length))
         stop = at + prefix + length + body
         if body < 0 or stop > size:
             raise ValueError("it is cut short")
-        found.append(Message(kind, at, stop, body))
+        found.append(ArrowMessage(kind, at, stop, body))
         at = stop
     return found
 
 
-def _directory_start(file: BinaryIO, size: int) -> int:
+def _find_footer_start(file: BinaryIO, size: int) -> int:
     """Return where the directory at the end of an IPC file begins: early writers left out the end mark."""
     tail_bytes = 4 + len(FILE_MAGIC)
     file.seek(max(0, size - tail_bytes))
@@ -77,7 +77,7 @@ def _directory_start(file: BinaryIO, size: int) -> int:
     return start
 
 
-def _header(data: bytes) -> tuple[int, int]:
+def _parse_header(data: bytes) -> tuple[int, int]:
     """Header type and body length of a flatbuffer Message."""
     try:
         (root,) = struct.unpack_from("<I", data, 0)

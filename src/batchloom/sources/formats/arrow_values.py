@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 
-def text_type(kind: pa.DataType) -> bool:
+def is_text_type(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text."""
     types = pa.types
     if types.is_dictionary(kind):
@@ -11,13 +11,13 @@ def text_type(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def binary_type(kind: pa.DataType) -> bool:
+def is_binary_type(kind: pa.DataType) -> bool:
     """Whether a column of this type holds bytes."""
     types = pa.types
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
-def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+def to_plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with decimals, dates, times and timestamps as text, and durations as numbers.
 
     Everything else stays as it is: numbers, booleans, text, null, lists, structs (dicts), maps
@@ -26,12 +26,12 @@ def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = []
     for column in batch.columns:
         values = column.storage if isinstance(column, pa.ExtensionArray) else column
-        wanted = _plain(values.type)
+        wanted = _plain_type(values.type)
         columns.append(values if wanted is values.type else values.cast(wanted))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     """The type to cast to; the very same object where nothing changes."""
     types = pa.types
     if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind):
@@ -41,18 +41,18 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if types.is_duration(kind):
         return pa.int64()
     if types.is_dictionary(kind):
-        return _plain(kind.value_type)
+        return _plain_type(kind.value_type)
     if types.is_struct(kind):
         fields = [kind.field(at) for at in range(kind.num_fields)]
-        wanted = [field.with_type(_plain(field.type)) for field in fields]
-        return kind if _same(fields, wanted) else pa.struct(wanted)
+        wanted = [field.with_type(_plain_type(field.type)) for field in fields]
+        return kind if _is_same_type(fields, wanted) else pa.struct(wanted)
     makers = (
         (types.is_list, pa.list_),
         (types.is_large_list, pa.large_list),
     )
     for is_kind, make in makers:
         if is_kind(kind):
-            value = kind.value_field.with_type(_plain(kind.value_type))
+            value = kind.value_field.with_type(_plain_type(kind.value_type))
             return (
                 kind
                 if value.type is kind.value_type or value.type == kind.value_type
@@ -61,5 +61,5 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _same(before: list[pa.Field], after: list[pa.Field]) -> bool:
+def _is_same_type(before: list[pa.Field], after: list[pa.Field]) -> bool:
     return all(a.type == b.type for a, b in zip(before, after, strict=True))

@@ -10,16 +10,16 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.sources.files import Begin, PartStream, ReadRules, Source
-from batchloom.sources.formats.csv_format import Header, row_ends
+from batchloom.sources.files import PartStart, PartStream, ReadRules, Source
+from batchloom.sources.formats.csv_format import CsvHeader, iter_row_ends
 
-_CHUNK, _MOST_AT_ONCE = 1 << 20, 8 << 20
+_CHUNK_BYTES, _MAX_SCAN_BYTES = 1 << 20, 8 << 20
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 
 
-def row_cut(
-    source: Source, rules: ReadRules, header: Header, known: Begin, nominal: int
-) -> Begin | None:
+def find_row_cut(
+    source: Source, rules: ReadRules, header: CsvHeader, known: PartStart, nominal: int
+) -> PartStart | None:
     """The first cut at or after byte ``nominal``; None where there is none.
 
     Args:
@@ -33,29 +33,29 @@ def row_cut(
         InputError: the source cannot be read, or a quoted field is never closed.
     """
     while known.offset < nominal:
-        scan = _Scan(source, rules, header.delimiter, known)
+        scan = _RowCutScanner(source, rules, header.delimiter, known)
         found = scan.cut(nominal)
         if found is not None or not scan.doubt:
             return found
-        told = _told(source, rules, header, scan.safe, min(nominal, scan.offset))
+        told = _read_row_cut(source, rules, header, scan.safe, min(nominal, scan.offset))
         if told is None:
             return None
         known = told
     return known
 
 
-def _told(
-    source: Source, rules: ReadRules, header: Header, begin: Begin, least: int
-) -> Begin | None:
+def _read_row_cut(
+    source: Source, rules: ReadRules, header: CsvHeader, begin: PartStart, least: int
+) -> PartStart | None:
     """The first end of a row at or after ``least``, from the reader; None at the source's end."""
     with PartStream(source, begin.offset) as stream:
-        ends = row_ends(stream, rules, begin.line, header)
+        ends = iter_row_ends(stream, rules, begin.line, header)
         end = next((end for end in ends if end.offset >= least), None)
     return end if end is not None and end.offset < source.size else None
 
 
 @final
-class _Scan:
+class _RowCutScanner:
     """Whole lines after a cut, a stretch at a time.
 
     Attributes:
@@ -64,18 +64,18 @@ class _Scan:
         doubt: whether the scan ended at a stretch it cannot tell.
     """
 
-    def __init__(self, source: Source, rules: ReadRules, delimiter: str, begin: Begin) -> None:
+    def __init__(self, source: Source, rules: ReadRules, delimiter: str, begin: PartStart) -> None:
         self._source, self._delimiter = source, ord(delimiter)
         self._most = rules.limits.record_bytes
         self.safe, self.offset, self._line = begin, begin.offset, begin.line
         self._odd = 0
         self.doubt = False
 
-    def cut(self, nominal: int) -> Begin | None:
+    def cut(self, nominal: int) -> PartStart | None:
         """The first cut at or after ``nominal``."""
         with PartStream(self._source, self.offset) as stream:
             carry = b""
-            while data := stream.read_up_to(max(_CHUNK, min(len(carry), _MOST_AT_ONCE))):
+            while data := stream.read_up_to(max(_CHUNK_BYTES, min(len(carry), _MAX_SCAN_BYTES))):
                 data = carry + data
                 end = data.rfind(b"\n") + 1
                 carry = data[end:]
@@ -90,11 +90,11 @@ class _Scan:
                     return None
         return None
 
-    def _stretch(self, data: bytes, nominal: int) -> Begin | None:
+    def _stretch(self, data: bytes, nominal: int) -> PartStart | None:
         array = np.frombuffer(data, np.uint8)
         quotes = np.flatnonzero(array == _QUOTE) if b'"' in data else np.empty(0, np.int64)
         start, self.offset = self.offset, self.offset + len(data)
-        if len(quotes) and not _plain(data, array, quotes, self._odd, self._delimiter):
+        if len(quotes) and not _has_plain_quotes(data, array, quotes, self._odd, self._delimiter):
             self.doubt = True
             return None
         if self.offset >= nominal:
@@ -106,15 +106,15 @@ class _Scan:
                 end = int(newlines[at])
                 if start + end >= self._source.size:
                     return None
-                return Begin(start + end, self._line + data.count(b"\n", 0, end))
+                return PartStart(start + end, self._line + data.count(b"\n", 0, end))
         self._line += data.count(b"\n")
         self._odd = (self._odd + len(quotes)) % 2
         if not self._odd:
-            self.safe = Begin(self.offset, self._line)
+            self.safe = PartStart(self.offset, self._line)
         return None
 
 
-def _plain(
+def _has_plain_quotes(
     data: bytes, array: NDArray[np.uint8], quotes: NDArray[np.int64], odd: int, delimiter: int
 ) -> bool:
     """Whether every quote of some whole lines opens or closes a field, or is one of a doubled pair."""

@@ -10,34 +10,36 @@ import numpy as np
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
-from batchloom.sources.files import Begin, PartStream, ReadRules, Source
-from batchloom.sources.formats.json_text import refuse_wide
+from batchloom.sources.files import PartStart, PartStream, ReadRules, Source
+from batchloom.sources.formats.json_text import refuse_wide_encoding
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
-    around,
-    missing_field,
-    no_utf8,
-    snippet,
-    too_large,
+    describe_invalid_utf8,
+    describe_missing_field,
+    excerpt_around,
+    excerpt_record,
+    make_too_large_record,
 )
 
-_CHUNK = 1 << 20
-_STRETCH_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 20
 _NEWLINE, _QUOTE = b'\n"'
 _DELIMITERS = ",;\t"
-_NUL = "a NUL byte, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t UTF-8"
+_NUL_REMEDY = "a NUL byte, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class CsvHeader:
     """The columns of a CSV or TSV file, its delimiter, and where its rows begin."""
 
     names: tuple[str, ...]
     delimiter: str
-    rows: Begin
+    rows: PartStart
 
 
-def read_csv(stream: PartStream, rules: ReadRules, begin: Begin | None = None) -> Iterator[Records]:
+def read_csv(
+    stream: PartStream, rules: ReadRules, begin: PartStart | None = None
+) -> Iterator[Records]:
     """The records of a part of a CSV or TSV source, a stretch at a time.
 
     Args:
@@ -49,31 +51,33 @@ def read_csv(stream: PartStream, rules: ReadRules, begin: Begin | None = None) -
         InputError: it has no sound header, or a quoted field is never closed.
         RecordError: no column has the name of the text field.
     """
-    reader = _Reader(stream, rules, begin.line if begin else 1)
-    header = reader.header() if begin is None else header_of(stream.source, rules)
+    reader = _CsvReader(stream, rules, begin.line if begin else 1)
+    header = reader.header() if begin is None else read_csv_header(stream.source, rules)
     yield from reader.read(header)
 
 
-def header_of(source: Source, rules: ReadRules) -> Header:
+def read_csv_header(source: Source, rules: ReadRules) -> CsvHeader:
     """The header of a plain source.
 
     Raises:
         InputError: it has no sound one.
     """
     with PartStream(source) as stream:
-        return _Reader(stream, rules).header()
+        return _CsvReader(stream, rules).header()
 
 
-def row_ends(stream: PartStream, rules: ReadRules, line: int, header: Header) -> Iterator[Begin]:
+def iter_row_ends(
+    stream: PartStream, rules: ReadRules, line: int, header: CsvHeader
+) -> Iterator[PartStart]:
     """Where each row of a stream ends whose first row begins at ``line``, as reading it finds.
 
     Raises:
         InputError: a quoted field is never closed.
     """
-    return _Reader(stream, rules, line).ends(header)
+    return _CsvReader(stream, rules, line).ends(header)
 
 
-class _Fault(NamedTuple):
+class _CsvFault(NamedTuple):
     """What is wrong with a record, and where: 1-based line and column, None for the whole of it."""
 
     reason: str
@@ -83,7 +87,7 @@ class _Fault(NamedTuple):
 
 
 @final
-class _Lines:
+class _CsvLineReader:
     """The lines of a stream as csv wants them, while it counts what belongs to a record.
 
     Attributes:
@@ -103,13 +107,13 @@ class _Lines:
         self.start = b""
         self._size = self._quotes = 0
         self._ended = True
-        self.fault: _Fault | None = None
+        self.fault: _CsvFault | None = None
 
     def begin(self) -> None:
         """A record begins with the next line."""
         self.start, self._size, self._quotes, self.fault = b"", 0, 0, None
 
-    def __iter__(self) -> "_Lines":
+    def __iter__(self) -> "_CsvLineReader":
         return self
 
     def __next__(self) -> str:
@@ -127,10 +131,10 @@ class _Lines:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self._found(data, error.start, no_utf8(data[error.start]))
+            self._found(data, error.start, describe_invalid_utf8(data[error.start]))
             return data.decode("utf-8", "replace")
         if "\x00" in text:
-            self._found(data, data.index(b"\0"), _NUL)
+            self._found(data, data.index(b"\0"), _NUL_REMEDY)
         return text
 
     def _found(self, data: bytes, at: int, reason: str) -> None:
@@ -138,7 +142,7 @@ class _Lines:
         if self.fault is None:
             line = self.line - data.endswith(b"\n")
             column = len(data[:at].decode("utf-8", "replace")) + 1
-            self.fault = _Fault(reason, line, column, around(data, at))
+            self.fault = _CsvFault(reason, line, column, excerpt_around(data, at))
 
     def bytes(self) -> bytes:
         """The next line with its end, or as much of it as fits; empty at the end."""
@@ -152,7 +156,7 @@ class _Lines:
         self.line += data.endswith(b"\n")
         return data
 
-    def rest_of_record(self) -> bool:
+    def skip_rest_of_record(self) -> bool:
         """Read through the rest of a record above the limit; False where the stream ends in it."""
         odd = self._quotes % 2
         ended = not odd and self._ended
@@ -160,10 +164,10 @@ class _Lines:
         data = b"".join(self._ready[self._at :]) + self._carry
         self._ready, self._at, self._carry = [], 0, data
         while not ended:
-            data = self._carry or self._stream.read_up_to(_CHUNK)
+            data = self._carry or self._stream.read_up_to(_CHUNK_BYTES)
             if not data:
                 return not odd
-            end, odd = _record_end(data, odd)
+            end, odd = _find_record_end(data, odd)
             ended = end > 0
             end = end or len(data)
             self.offset += end
@@ -172,18 +176,18 @@ class _Lines:
         return True
 
     def _fill(self) -> None:
-        data = self._carry + self._stream.read_up_to(_CHUNK)
+        data = self._carry + self._stream.read_up_to(_CHUNK_BYTES)
         while data and b"\n" not in data and len(data) <= self._most:
-            more = self._stream.read_up_to(max(_CHUNK, len(data)))
+            more = self._stream.read_up_to(max(_CHUNK_BYTES, len(data)))
             if not more:
                 break
             data += more
-        self._ready, self._at, self._carry = _lines(data), 0, b""
+        self._ready, self._at, self._carry = _split_lines(data), 0, b""
         if self._ready and not self._ready[-1].endswith(b"\n") and len(self._ready) > 1:
             self._carry = self._ready.pop()
 
 
-def _record_end(data: bytes, odd: int) -> tuple[int, int]:
+def _find_record_end(data: bytes, odd: int) -> tuple[int, int]:
     """After which newline of ``data`` a record ends (0: none), and whether its quotes are odd.
 
     Args:
@@ -200,23 +204,23 @@ class _TooLargeError(Exception):
     """The record is above the limit."""
 
 
-def _lines(data: bytes) -> list[bytes]:
+def _split_lines(data: bytes) -> list[bytes]:
     lines = [line + b"\n" for line in data.split(b"\n")]
     lines[-1] = lines[-1][:-1]
     return lines if lines[-1] else lines[:-1]
 
 
 @final
-class _Reader:
+class _CsvReader:
     def __init__(self, stream: PartStream, rules: ReadRules, line: int = 1) -> None:
         # The module's own limit is one for the whole process, and far below a long text.
-        csv.field_size_limit(max(csv.field_size_limit(), rules.limits.record_bytes + _CHUNK))
+        csv.field_size_limit(max(csv.field_size_limit(), rules.limits.record_bytes + _CHUNK_BYTES))
         self._name, self._kind = stream.source.name, stream.source.kind
         self._rules, self._most = rules, rules.limits.record_bytes
-        self._lines = _Lines(stream, self._most, line)
+        self._lines = _CsvLineReader(stream, self._most, line)
         self._record = 0
 
-    def read(self, header: Header) -> Iterator[Records]:
+    def read(self, header: CsvHeader) -> Iterator[Records]:
         """All rows below the header."""
         found, size = Records(), 0
         lines, names, width = self._lines, header.names, len(header.names)
@@ -225,8 +229,8 @@ class _Reader:
             if isinstance(row, BadRecord):
                 found.bad.append(row)
             elif lines.fault or (len(row) != width and row):
-                fault = lines.fault or _Fault(_ragged(len(row), width, names), line)
-                found.bad.append(self._faulty(start, fault))
+                fault = lines.fault or _CsvFault(_describe_ragged_row(len(row), width, names), line)
+                found.bad.append(self._make_faulty_record(start, fault))
             elif row:
                 found.values.append(
                     dict(zip(names, row, strict=True)) if column is None else row[column]
@@ -236,15 +240,15 @@ class _Reader:
             found.seen += 1
             self._record += 1
             size += lines.offset - start
-            if size > _STRETCH_BYTES:
+            if size > _BATCH_BYTES:
                 yield found
                 found, size = Records(), 0
         yield found
 
-    def ends(self, header: Header) -> Iterator[Begin]:
+    def ends(self, header: CsvHeader) -> Iterator[PartStart]:
         """Where each row ends."""
         for _ in self._rows(header.delimiter):
-            yield Begin(self._lines.offset, self._lines.line)
+            yield PartStart(self._lines.offset, self._lines.line)
 
     def _rows(self, delimiter: str) -> Iterator[tuple[int, int, "list[str] | BadRecord"]]:
         """Each row, or what is wrong with it, with the offset and line where it begins."""
@@ -265,34 +269,34 @@ class _Reader:
                 rows = csv.reader(lines, delimiter=delimiter)
             else:
                 if lines.over:
-                    raise InputError(self._unclosed(line))
+                    raise InputError(self._make_unclosed_record(line))
                 yield start, line, row
 
-    def header(self) -> Header:
+    def header(self) -> CsvHeader:
         """The header, from the source's first bytes."""
         lines = self._lines
         try:
             first = next(lines, "")
         except _TooLargeError as error:
             raise InputError(
-                f"{self._name} has no readable header (it does not end): {_HEADER}"
+                f"{self._name} has no readable header (it does not end): {_HEADER_REMEDY}"
             ) from error
-        refuse_wide(self._name, lines.start)
+        refuse_wide_encoding(self._name, lines.start)
         if "\r" in first.rstrip("\r\n"):
             raise InputError(
                 f"{self._name} ends its lines with CR alone; convert it with: tr '\\r' '\\n'"
             )
-        delimiter = "\t" if self._kind == "tsv" else _delimiter(first)
-        rows = csv.reader(_Chained(first.removeprefix("\ufeff"), lines), delimiter=delimiter)
+        delimiter = "\t" if self._kind == "tsv" else _detect_delimiter(first)
+        rows = csv.reader(_ChainedLines(first.removeprefix("\ufeff"), lines), delimiter=delimiter)
         try:
             names = next(rows, [])
         except (csv.Error, _TooLargeError) as error:
             reason = str(error) or "it does not end"
             raise InputError(
-                f"{self._name} has no readable header ({reason}): {_HEADER}"
+                f"{self._name} has no readable header ({reason}): {_HEADER_REMEDY}"
             ) from error
         if lines.over and names:
-            raise InputError(self._unclosed(1))
+            raise InputError(self._make_unclosed_record(1))
         if lines.fault:
             fault = lines.fault
             raise RecordError(self._name, fault.line, fault.column, fault.reason)
@@ -304,48 +308,50 @@ class _Reader:
         ]
         if problems or not names:
             what = ", ".join(problems) or "the first line is blank"
-            raise InputError(f"{self._name} has no sound header ({what}): {_HEADER}")
-        return Header(tuple(names), delimiter, Begin(lines.offset, lines.line))
+            raise InputError(f"{self._name} has no sound header ({what}): {_HEADER_REMEDY}")
+        return CsvHeader(tuple(names), delimiter, PartStart(lines.offset, lines.line))
 
     def _column(self, header: tuple[str, ...]) -> int | None:
         field = self._rules.text_field
         if field is None:
             return None
         if field not in header:
-            raise RecordError(self._name, 1, None, missing_field(field, list(header)))
+            raise RecordError(self._name, 1, None, describe_missing_field(field, list(header)))
         return header.index(field)
 
     def _bad(self, offset: int, line: int, reason: str) -> BadRecord:
-        return BadRecord(self._record, offset, None, reason, snippet(self._lines.start), line)
+        return BadRecord(
+            self._record, offset, None, reason, excerpt_record(self._lines.start), line
+        )
 
-    def _faulty(self, offset: int, fault: _Fault) -> BadRecord:
-        words = fault.snippet or snippet(self._lines.start)
+    def _make_faulty_record(self, offset: int, fault: _CsvFault) -> BadRecord:
+        words = fault.snippet or excerpt_record(self._lines.start)
         return BadRecord(self._record, offset, fault.column, fault.reason, words, fault.line)
 
     def _too_large(self, offset: int, line: int) -> BadRecord:
         start = self._lines.start
-        if not self._lines.rest_of_record():
-            raise InputError(self._unclosed(line))
-        return too_large(self._record, offset, start, self._most, line)
+        if not self._lines.skip_rest_of_record():
+            raise InputError(self._make_unclosed_record(line))
+        return make_too_large_record(self._record, offset, start, self._most, line)
 
-    def _unclosed(self, line: int) -> str:
+    def _make_unclosed_record(self, line: int) -> str:
         return (
             f"{self._name}, line {line}: a quoted field opens in this record and is never closed; double the "
             "quotes inside of fields, or fetch the file anew if it is cut short"
         )
 
 
-_HEADER = "the first line must name every column once (pandas: to_csv(index=False))"
+_HEADER_REMEDY = "the first line must name every column once (pandas: to_csv(index=False))"
 
 
 @final
-class _Chained:
+class _ChainedLines:
     """One line, then the others."""
 
-    def __init__(self, first: str, lines: _Lines) -> None:
+    def __init__(self, first: str, lines: _CsvLineReader) -> None:
         self._first, self._lines = first, lines
 
-    def __iter__(self) -> "_Chained":
+    def __iter__(self) -> "_ChainedLines":
         return self
 
     def __next__(self) -> str:
@@ -353,13 +359,13 @@ class _Chained:
         return first or next(self._lines)
 
 
-def _delimiter(header: str) -> str:
+def _detect_delimiter(header: str) -> str:
     """The delimiter that gives the header the most columns; the comma where none does."""
     counts = [len(next(csv.reader([header], delimiter=one), [])) for one in _DELIMITERS]
     return _DELIMITERS[counts.index(max(counts))]
 
 
-def _ragged(fields: int, width: int, header: tuple[str, ...]) -> str:
+def _describe_ragged_row(fields: int, width: int, header: tuple[str, ...]) -> str:
     few = fields < width
     return f"{fields} {'field' if fields == 1 else 'fields'} where the header names {width}; " + (
         f"the ones from {header[fields]!r} on are missing"

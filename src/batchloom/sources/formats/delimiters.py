@@ -3,7 +3,7 @@
 import re
 from typing import Protocol, final
 
-from batchloom.sources.files import ReadRules, Way
+from batchloom.sources.files import ReadMethod, ReadRules
 
 _BLANKS = re.compile(rb"[ \t\r]*")
 _BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)++")
@@ -66,7 +66,7 @@ class BlankLineDelimiter:
     def first_end(self, buffer: bytes, *, final: bool) -> int:
         """Where the first run of blank lines ends, -1 where it may go on beyond the buffer."""
         match = _BLANK_LINES.search(buffer)
-        if match is None or not (final or _settled(buffer, match.end())):
+        if match is None or not (final or _is_run_complete(buffer, match.end())):
             return -1
         return match.end()
 
@@ -74,7 +74,7 @@ class BlankLineDelimiter:
         """Where the last run of blank lines that is over ends."""
         last = 0
         for match in _BLANK_LINES.finditer(buffer):
-            if _settled(buffer, match.end()):
+            if _is_run_complete(buffer, match.end()):
                 last = match.end()
         return last
 
@@ -95,13 +95,13 @@ class BlankLineDelimiter:
         return pieces, starts
 
 
-def _settled(buffer: bytes, end: int) -> bool:
+def _is_run_complete(buffer: bytes, end: int) -> bool:
     """Whether something else than blanks follows ``end``: the run of blank lines is over."""
     match = _BLANKS.match(buffer, end)
     return match is not None and match.end() < len(buffer)
 
 
-def delimiter_of(way: Way, rules: ReadRules) -> Delimiter:
+def make_delimiter(way: ReadMethod, rules: ReadRules) -> Delimiter:
     """What ends a record in sources read this way."""
     if way == "paragraph":
         return BlankLineDelimiter()

@@ -9,14 +9,16 @@ import re
 
 import numpy as np
 
-from batchloom.sources.files import Begin, PartStream, ReadRules, Source
-from batchloom.sources.formats.json_list_format import open_list, whole_elements
-from batchloom.sources.formats.json_text import OPENING, JsonText
+from batchloom.sources.files import PartStart, PartStream, ReadRules, Source
+from batchloom.sources.formats.json_list_format import find_elements, open_list
+from batchloom.sources.formats.json_text import OPENING, JsonTextWindow
 
-_LEAD = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
+_LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
 
 
-def list_cut(source: Source, rules: ReadRules, known: Begin | None, nominal: int) -> Begin | None:
+def find_list_cut(
+    source: Source, rules: ReadRules, known: PartStart | None, nominal: int
+) -> PartStart | None:
     """The first cut at or after byte ``nominal``; None where there is none.
 
     Args:
@@ -29,10 +31,12 @@ def list_cut(source: Source, rules: ReadRules, known: Begin | None, nominal: int
         InputError: the source cannot be read, or holds no list of objects.
     """
     with PartStream(source, known.offset if known else 0) as stream:
-        text = JsonText(stream, known)
+        text = JsonTextWindow(stream, known)
         wrapper = known.wrapper if known else open_list(text, rules)
         comma = known is not None
-        while (found := _round(text, nominal, comma=comma, most=rules.limits.record_bytes)) is None:
+        while (
+            found := _scan_elements(text, nominal, comma=comma, most=rules.limits.record_bytes)
+        ) is None:
             if text.at:
                 comma = True
             if not text.more():
@@ -40,14 +44,14 @@ def list_cut(source: Source, rules: ReadRules, known: Begin | None, nominal: int
         if not found:
             return None
         line, column = text.place()
-        return Begin(text.offset + text.at, line, column, wrapper)
+        return PartStart(text.offset + text.at, line, column, wrapper)
 
 
-def _round(text: JsonText, nominal: int, *, comma: bool, most: int) -> bool | None:
+def _scan_elements(text: JsonTextWindow, nominal: int, *, comma: bool, most: int) -> bool | None:
     """Pass over the elements in sight: True at a cut, False where none can follow, None to read on."""
     data = text.data[text.at :]
-    starts, ends = whole_elements(data)
-    sure = _certain(data, starts.tolist(), ends.tolist(), comma=comma)
+    starts, ends = find_elements(data)
+    sure = _count_certain(data, starts.tolist(), ends.tolist(), comma=comma)
     at = int(np.searchsorted(ends[:sure], nominal - text.offset - text.at))
     if at < sure:
         text.at += int(ends[at])
@@ -57,7 +61,7 @@ def _round(text: JsonText, nominal: int, *, comma: bool, most: int) -> bool | No
     if sure:
         text.at += int(ends[-1])
         comma = True
-    lead = _LEAD.match(text.data, text.at)
+    lead = _LEAD_PATTERN.match(text.data, text.at)
     begin = lead.end() if lead else text.at
     if begin == len(text.data):
         return None
@@ -66,12 +70,12 @@ def _round(text: JsonText, nominal: int, *, comma: bool, most: int) -> bool | No
     if len(text.data) - begin <= most:
         return None
     text.at = begin
-    if not text.pass_over():
+    if not text.skip_brackets():
         return False
     return True if text.offset + text.at >= nominal else None
 
 
-def _certain(data: bytes, starts: list[int], ends: list[int], *, comma: bool) -> int:
+def _count_certain(data: bytes, starts: list[int], ends: list[int], *, comma: bool) -> int:
     """How many elements stand before the first doubt."""
     gaps = [data[stop:start] for stop, start in zip([0, *ends], starts, strict=False)]
     doubtful = {gap for gap in set(gaps) if not _is_gap(gap, comma=True)}
@@ -81,5 +85,5 @@ def _certain(data: bytes, starts: list[int], ends: list[int], *, comma: bool) ->
 
 
 def _is_gap(gap: bytes, *, comma: bool) -> bool:
-    lead = _LEAD.fullmatch(gap)
+    lead = _LEAD_PATTERN.fullmatch(gap)
     return lead is not None and bool(lead[1]) == comma

@@ -9,27 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.core.errors import INVALID_JSON, InputError
-from batchloom.core.files import NOT_JSON
-from batchloom.sources.files import WRAPPERS, Begin, PartStream, ReadRules, scan
-from batchloom.sources.formats.json_rows import JsonRows, bytes_before
-from batchloom.sources.formats.json_text import OPENING, QUOTE, JsonText
-from batchloom.sources.formats.record_faults import diagnose, too_large
+from batchloom.core.errors import INVALID_JSON_PREFIX, InputError
+from batchloom.core.files import JSON_DECODE_ERRORS
+from batchloom.sources.files import WRAPPERS, PartStart, PartStream, ReadRules, scan_brackets
+from batchloom.sources.formats.json_rows import JsonRowReader, count_leading_bytes
+from batchloom.sources.formats.json_text import OPENING, QUOTE, JsonTextWindow
+from batchloom.sources.formats.record_faults import diagnose_json, make_too_large_record
 
 MUST_BE_LIST = "JSON file must contain a list of objects"
-_KEYS_SHOWN = 8
-_KEY_BYTES = 1 << 16
-_LEAD = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
+_MAX_KEYS_LISTED = 8
+_MAX_KEY_BYTES = 1 << 16
+_LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
 # No parser takes it, and looking for its end in ever more text takes long.
-_DEEP = re.compile(rb"[\[{]{1000000}")
-_SCALAR_END = re.compile(rb"[,\]]")
+_DEEP_PATTERN = re.compile(rb"[\[{]{1000000}")
+_SCALAR_END_PATTERN = re.compile(rb"[,\]]")
 # In text whose quotes are out of step, what stood between strings reads as strings of its own.
-_STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
-_BETWEEN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
+_STRING_PATTERN = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+_BETWEEN_PATTERN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
 
 
 def read_json(
-    stream: PartStream, rules: ReadRules, begin: Begin | None = None
+    stream: PartStream, rules: ReadRules, begin: PartStart | None = None
 ) -> Iterator[Records]:
     """The records of a part of a JSON source, a stretch at a time.
 
@@ -43,13 +43,13 @@ def read_json(
         InvalidJsonError: it is broken where records cannot be told apart any more.
         RecordError: its first records all lack the text field.
     """
-    text = JsonText(stream, begin)
+    text = JsonTextWindow(stream, begin)
     wrapper = begin.wrapper if begin else open_list(text, rules)
-    yield from _List(text, rules, after=begin is not None).read()
+    yield from _JsonListReader(text, rules, after=begin is not None).read()
     if text.cut:
         return
     if wrapper:
-        second = _next_list(text, rules, [wrapper])
+        second = _find_next_list(text, rules, [wrapper])
         if second:
             raise InputError(
                 f"{MUST_BE_LIST}: {text.name} holds two, under {wrapper!r} and {second!r}; "
@@ -59,7 +59,7 @@ def read_json(
         text.fail("something follows after the end of the JSON value")
 
 
-def open_list(text: JsonText, rules: ReadRules) -> str:
+def open_list(text: JsonTextWindow, rules: ReadRules) -> str:
     """Read up to the opening bracket of the list, and over it; the key it is under, if any.
 
     Raises:
@@ -75,16 +75,18 @@ def open_list(text: JsonText, rules: ReadRules) -> str:
         raise InputError(f"{MUST_BE_LIST}: {text.name} {begins}.")
     text.at += 1
     keys: list[str] = []
-    if found := _next_list(text, rules, keys):
+    if found := _find_next_list(text, rules, keys):
         return found
-    shown = ", ".join(map(repr, keys[:_KEYS_SHOWN])) + (", ..." if keys[_KEYS_SHOWN:] else "")
+    shown = ", ".join(map(repr, keys[:_MAX_KEYS_LISTED])) + (
+        ", ..." if keys[_MAX_KEYS_LISTED:] else ""
+    )
     raise InputError(
         f"{MUST_BE_LIST}: {text.name} holds one object with {shown or 'no keys'}; a list is looked for "
         f"under {', '.join(WRAPPERS)}; take it out, for example with: jq .NAME"
     )
 
 
-def _next_list(text: JsonText, rules: ReadRules, keys: list[str]) -> str:
+def _find_next_list(text: JsonTextWindow, rules: ReadRules, keys: list[str]) -> str:
     """Read on in an object to the next list under a known key, and over its bracket: the key.
 
     Empty where the object ends before. The keys on the way are added to ``keys``.
@@ -95,29 +97,29 @@ def _next_list(text: JsonText, rules: ReadRules, keys: list[str]) -> str:
             next_one = text.peek()
         if next_one != QUOTE:
             text.fail("expected a key in quotes")
-        key = _name(text)
+        key = _read_name(text)
         keys.append(key)
         text.take(b":", "expected a colon after a key")
         if key in WRAPPERS and text.peek() == b"[":
             text.at += 1
             return key
-        _pass_value(text, rules.limits.record_bytes)
+        _skip_value(text, rules.limits.record_bytes)
     text.at += 1
     return ""
 
 
-def _name(text: JsonText) -> str:
-    raw = text.string(_KEY_BYTES)
+def _read_name(text: JsonTextWindow) -> str:
+    raw = text.string(_MAX_KEY_BYTES)
     try:
         return msgspec.json.decode(raw, type=str)
-    except NOT_JSON:
+    except JSON_DECODE_ERRORS:
         text.fail("this key is no valid JSON string", text.at - len(raw))
 
 
-def _pass_value(text: JsonText, most: int) -> None:
+def _skip_value(text: JsonTextWindow, most: int) -> None:
     begin = text.peek()
     if begin in (b"{", b"["):
-        if not text.pass_over():
+        if not text.skip_brackets():
             text.fail("the file ends inside a value; it is cut short")
     elif begin == QUOTE:
         text.string(most)
@@ -126,13 +128,13 @@ def _pass_value(text: JsonText, most: int) -> None:
 
 
 @final
-class _List:
+class _JsonListReader:
     """The elements of a list; the window stands after its opening bracket, or ``after`` one of them."""
 
-    def __init__(self, text: JsonText, rules: ReadRules, *, after: bool) -> None:
+    def __init__(self, text: JsonTextWindow, rules: ReadRules, *, after: bool) -> None:
         self._text = text
         self._most = rules.limits.record_bytes
-        self._rows = JsonRows(text.name, rules, first=not after)
+        self._rows = JsonRowReader(text.name, rules, first=not after)
         self._record = 0
         self._after = after
         self._closed = False
@@ -144,25 +146,25 @@ class _List:
         text = self._text
         while not self._closed:
             data = text.data[text.at :] if text.at else text.data
-            starts, ends = whole_elements(data)
+            starts, ends = find_elements(data)
             found = self._all_at_once(data, starts, ends) or self._one_by_one(starts, ends)
             del data
             if found.seen:
                 yield found
             elif not self._closed:
                 start = self._next()
-                if start is not None and _DEEP.match(text.data, start):
+                if start is not None and _DEEP_PATTERN.match(text.data, start):
                     text.fail("values are nested more than 1,000,000 deep", start)
                 if start is not None and len(text.data) - start > self._most:
                     yield self._oversize(start)
                 elif not text.more():
                     if text.cut:
                         return
-                    text.fail(*self._cut_short())
+                    text.fail(*self._describe_truncated())
         self._rows.finish()
 
     @property
-    def _needs(self) -> bool:
+    def _needs_comma(self) -> bool:
         """Whether a comma comes before the next element."""
         return self._after or self._record > 0
 
@@ -172,8 +174,8 @@ class _List:
         """The records of all whole elements in sight; None where there might be a fault."""
         if not len(ends) or (ends - starts).max() > self._most:
             return None
-        lead = _LEAD.fullmatch(data, 0, int(starts[0]))
-        if lead is None or bool(lead[1]) + self._past != self._needs:
+        lead = _LEAD_PATTERN.fullmatch(data, 0, int(starts[0]))
+        if lead is None or bool(lead[1]) + self._past != self._needs_comma:
             return None
         values = self._rows.elements(b"[%b]" % data[starts[0] : ends[-1]])
         if values is None or len(values) != len(starts):
@@ -200,14 +202,14 @@ class _List:
     def _next(self) -> int | None:
         """Where the next element begins; None where that is not in sight, or the list ends."""
         text, data = self._text, self._text.data
-        lead = _LEAD.match(data, text.at)
+        lead = _LEAD_PATTERN.match(data, text.at)
         at = lead.end() if lead else text.at
         commas = (lead is not None and bool(lead[1])) + self._past
         comma = commas == 1
         if commas > 1:
             text.fail("a comma too many", at)
         if at == len(data):
-            if comma and not self._needs:
+            if comma and not self._needs_comma:
                 text.fail("a comma too many", at)
             # There may be any amount of white space: the window lets go of it.
             text.at, self._past = at, comma
@@ -215,7 +217,7 @@ class _List:
         if data[at : at + 1] == b"]" and not comma:
             text.at, self._closed = at + 1, True
             return None
-        if comma != self._needs:
+        if comma != self._needs_comma:
             text.fail("a comma too many" if comma else "expected a comma or ]", at)
         if data[at] in b",:]}":
             text.fail("expected a value", at)
@@ -227,9 +229,9 @@ class _List:
         if data[start] in OPENING:
             return stops.get(start)
         if data[start : start + 1] == QUOTE:
-            string = _STRING.match(data, start)
+            string = _STRING_PATTERN.match(data, start)
             return string.end() if string else None
-        end = _SCALAR_END.search(data, start)
+        end = _SCALAR_END_PATTERN.search(data, start)
         return end.start() if end else None
 
     def _add(self, found: Records, start: int, stop: int) -> None:
@@ -240,9 +242,9 @@ class _List:
             found.values.append(value)
             found.records.append(record)
             found.offsets.append(text.offset + start)
-        elif value.reason.startswith(INVALID_JSON) and _out_of_step(element):
-            at, reason = diagnose(element, None)
-            text.fail(reason, start + bytes_before(element, at or 0))
+        elif value.reason.startswith(INVALID_JSON_PREFIX) and _has_unbalanced_quotes(element):
+            at, reason = diagnose_json(element, None)
+            text.fail(reason, start + count_leading_bytes(element, at or 0))
         else:
             found.bad.append(value)
         found.seen += 1
@@ -254,30 +256,30 @@ class _List:
         (line, _), offset = text.place(start), text.offset + start
         if text.data[start] not in OPENING:
             text.fail("a value begins here that does not end", start)
-        bad = too_large(self._record, offset, text.data[start:], self._most, line)
+        bad = make_too_large_record(self._record, offset, text.data[start:], self._most, line)
         text.at, self._past = start, False
-        if not text.pass_over():
+        if not text.skip_brackets():
             text.fail(
                 f"the file ends inside the record that begins on line {line}; it is cut short"
             )
         self._record += 1
         return Records(bad=[bad], seen=1)
 
-    def _cut_short(self) -> tuple[str, int]:
+    def _describe_truncated(self) -> tuple[str, int]:
         """What to say where the source ends inside the list."""
         start = self._next()
         if start is None:
             return "the list is not closed; the file is cut short", len(self._text.data)
         element = self._text.data[start:]
-        at, reason = diagnose(element, None)
-        if at is None or start + bytes_before(element, at) >= len(self._text.data):
+        at, reason = diagnose_json(element, None)
+        if at is None or start + count_leading_bytes(element, at) >= len(self._text.data):
             return "the file ends inside the record that begins here; it is cut short", start
-        return reason, start + bytes_before(element, at)
+        return reason, start + count_leading_bytes(element, at)
 
 
-def whole_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each whole bracketed element in sight begins and ends; ``data`` begins between two."""
-    seen = scan(data)
+    seen = scan_brackets(data)
     below = np.flatnonzero(seen.depths < 0)
     limit = below[0] if len(below) else len(seen.depths)
     depths, steps, places = seen.depths[:limit], seen.steps[:limit], seen.places[:limit]
@@ -285,6 +287,6 @@ def whole_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return places[(depths == 1) & (steps > 0)][: len(ends)], ends
 
 
-def _out_of_step(element: bytes) -> bool:
+def _has_unbalanced_quotes(element: bytes) -> bool:
     """Whether the quotes of a faulty element seem to be: then it may hold other records."""
-    return any(_BETWEEN.fullmatch(found[1]) for found in _STRING.finditer(element))
+    return any(_BETWEEN_PATTERN.fullmatch(found[1]) for found in _STRING_PATTERN.finditer(element))

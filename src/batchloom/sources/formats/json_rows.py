@@ -6,39 +6,39 @@ from typing import Any, final
 import msgspec
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import RecordError, record_error
-from batchloom.core.files import NOT_JSON
+from batchloom.core.errors import RecordError, make_record_error
+from batchloom.core.files import JSON_DECODE_ERRORS
 from batchloom.sources.files import ReadRules
 from batchloom.sources.formats.record_faults import (
-    MissingField,
-    around,
-    diagnose,
-    row_decoder,
-    snippet,
-    too_large,
-    wide,
+    MissingFieldError,
+    describe_wide_encoding,
+    diagnose_json,
+    excerpt_around,
+    excerpt_record,
+    make_row_decoder,
+    make_too_large_record,
 )
 
 # A source whose first records all lack the field was not meant with this field.
 _FIRST_RECORDS = 100
 # A fault no further on is seen in the beginning of its record.
-_IN_SIGHT = 40
+_MAX_ROW_DEPTH = 40
 
 
 @functools.lru_cache(maxsize=64)
-def _decoders(field: str | None) -> tuple[Any, Any]:
+def _make_decoders(field: str | None) -> tuple[Any, Any]:
     """A decoder of one row, and one of an array of rows; None where there is none of arrays.
 
     They keep no state, and making them takes longer than reading a small file.
     """
-    row: Any = msgspec.json.Decoder(dict[str, Any]) if field is None else row_decoder(field)
+    row: Any = msgspec.json.Decoder(dict[str, Any]) if field is None else make_row_decoder(field)
     # Not every decoder of rows can be had for whole arrays.
     kind = getattr(row, "type", None)
     return row, msgspec.json.Decoder(list[kind]) if kind else None  # type: ignore[valid-type]
 
 
 @final
-class JsonRows:
+class JsonRowReader:
     """Decodes JSON values into texts or rows, as the rules say.
 
     Args:
@@ -49,7 +49,7 @@ class JsonRows:
 
     def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
         self._name, self._field, self._most = name, rules.text_field, rules.limits.record_bytes
-        self._decoder, self._array = _decoders(self._field)
+        self._decoder, self._array = _make_decoders(self._field)
         # None once a record had the field; parts that begin further on are not asked.
         self._missing: list[RecordError] | None = [] if first else None
 
@@ -57,7 +57,7 @@ class JsonRows:
         """The records of whole lines; None where there might be a fault."""
         try:
             return self._values(self._decoder.decode_lines(data))
-        except NOT_JSON:
+        except JSON_DECODE_ERRORS:
             return None
 
     def elements(self, data: bytes) -> list[Any] | None:
@@ -66,7 +66,7 @@ class JsonRows:
             return None
         try:
             return self._values(self._array.decode(data))
-        except NOT_JSON:
+        except JSON_DECODE_ERRORS:
             return None
 
     def one(
@@ -84,10 +84,12 @@ class JsonRows:
             RecordError: the first records of the source all lack the field.
         """
         if len(data) > self._most:
-            return too_large(record, offset, data, self._most, place[0] if place else None)
+            return make_too_large_record(
+                record, offset, data, self._most, place[0] if place else None
+            )
         try:
             row: Any = self._decoder.decode(data)
-        except NOT_JSON:
+        except JSON_DECODE_ERRORS:
             return self._bad(record, offset, data, place)
         self._missing = None
         return row if self._field is None else row.value
@@ -105,33 +107,39 @@ class JsonRows:
     def _bad(
         self, record: int, offset: int, data: bytes, place: tuple[int, int] | None
     ) -> BadRecord:
-        encoding = wide(data) if offset == 0 else None
+        encoding = describe_wide_encoding(data) if offset == 0 else None
         try:
-            at, reason = (None, encoding) if encoding else diagnose(data, self._field)
-        except MissingField as missing:
+            at, reason = (None, encoding) if encoding else diagnose_json(data, self._field)
+        except MissingFieldError as missing:
             at, reason = None, str(missing)
             if self._missing is not None:
                 line, row = (place[0], record + 1) if place else (record + 1, None)
-                self._missing.append(record_error(self._name, line, None, reason, row))
+                self._missing.append(make_record_error(self._name, line, None, reason, row))
                 if len(self._missing) >= _FIRST_RECORDS:
                     raise self._missing[0] from None
         else:
             self._missing = None
-        far = at is not None and at > _IN_SIGHT
-        words = around(data, bytes_before(data, at or 0)) if far else snippet(data)
+        far = at is not None and at > _MAX_ROW_DEPTH
+        words = (
+            excerpt_around(data, count_leading_bytes(data, at or 0))
+            if far
+            else excerpt_record(data)
+        )
         if place is None:
             column = None if at is None else at + 1
             return BadRecord(record, offset, column, reason, words)
-        line, column = _within(data, at, place)
+        line, column = _locate_character(data, at, place)
         return BadRecord(record, offset, column, reason, words, line)
 
 
-def bytes_before(data: bytes, characters: int) -> int:
+def count_leading_bytes(data: bytes, characters: int) -> int:
     """How many bytes the first characters of a value take."""
     return len(data.decode("utf-8", "replace")[:characters].encode())
 
 
-def _within(data: bytes, at: int | None, place: tuple[int, int]) -> tuple[int, int | None]:
+def _locate_character(
+    data: bytes, at: int | None, place: tuple[int, int]
+) -> tuple[int, int | None]:
     """Line and column of character ``at`` of a value that begins at ``place``."""
     if at is None:
         return place[0], None

@@ -5,31 +5,31 @@ from typing import NoReturn, final
 
 import numpy as np
 
-from batchloom.core.errors import INVALID_JSON, InputError, InvalidJsonError
-from batchloom.sources.files import BOM, Begin, PartStream, scan
-from batchloom.sources.formats.record_faults import wide
+from batchloom.core.errors import INVALID_JSON_PREFIX, InputError, InvalidJsonError
+from batchloom.sources.files import BOM, PartStart, PartStream, scan_brackets
+from batchloom.sources.formats.record_faults import describe_wide_encoding
 
-_CHUNK = 1 << 20
-_MOST_AT_ONCE = 8 << 20
-_LONGEST_WORD = 1 << 16
-_SPACE = re.compile(rb"[ \t\r\n]*")
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_SCALAR = re.compile(rb"[^,\[\]{}\s]*")
+_CHUNK_BYTES = 1 << 20
+_MAX_WINDOW_BYTES = 8 << 20
+_MAX_SCALAR_BYTES = 1 << 16
+_SPACE_PATTERN = re.compile(rb"[ \t\r\n]*")
+_STRING_PATTERN = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_SCALAR_PATTERN = re.compile(rb"[^,\[\]{}\s]*")
 OPENING, QUOTE = b"{[", b'"'
 
 
-def refuse_wide(name: str, start: bytes) -> None:
+def refuse_wide_encoding(name: str, start: bytes) -> None:
     """Refuse text that is UTF-16 or UTF-32, and what is of another format.
 
     Raises:
         InputError: it is.
     """
-    if reason := wide(start):
+    if reason := describe_wide_encoding(start):
         raise InputError(f"{name} cannot be read: {reason}")
 
 
 @final
-class JsonText:
+class JsonTextWindow:
     """A window over a stream of JSON text.
 
     Args:
@@ -42,14 +42,14 @@ class JsonText:
         at: place in the window that everything before is done with.
     """
 
-    def __init__(self, stream: PartStream, begin: Begin | None = None) -> None:
+    def __init__(self, stream: PartStream, begin: PartStart | None = None) -> None:
         self.name, self.at = stream.source.name, 0
         self._stream = stream
         self._offset = stream.position
         self._first = (begin.line, begin.column) if begin else (1, 1)
-        self.data = stream.read_up_to(_CHUNK)
+        self.data = stream.read_up_to(_CHUNK_BYTES)
         if begin is None:
-            refuse_wide(self.name, self.data)
+            refuse_wide_encoding(self.name, self.data)
             if self.data.startswith(BOM):
                 self.at = len(BOM)
                 self._first = 1, 0
@@ -68,7 +68,7 @@ class JsonText:
     def more(self) -> bool:
         """Let go of what is done with and read on; False at the end of the source."""
         self._let_go()
-        data = self._stream.read_up_to(max(_CHUNK, min(len(self.data), _MOST_AT_ONCE)))
+        data = self._stream.read_up_to(max(_CHUNK_BYTES, min(len(self.data), _MAX_WINDOW_BYTES)))
         self.data += data
         return bool(data)
 
@@ -79,14 +79,14 @@ class JsonText:
         known, line, column = self._known if self._known[0] <= at else (0, *self._first)
         lines = self.data.count(b"\n", known, at)
         begin = self.data.rfind(b"\n", known, at) + 1 if lines else known
-        place = line + lines, (1 if lines else column) + _characters(self.data[begin:at])
+        place = line + lines, (1 if lines else column) + _count_characters(self.data[begin:at])
         self._known = at, *place
         return place
 
     def peek(self) -> bytes:
         """The next byte that is no white space, where the window now stands; empty at the end."""
         while True:
-            self.at = self._space()
+            self.at = self._skip_whitespace()
             if self.at < len(self.data) or not self.more():
                 return self.data[self.at : self.at + 1]
 
@@ -106,7 +106,7 @@ class JsonText:
         Raises:
             InvalidJsonError: it does not end within ``most`` bytes.
         """
-        while (found := _STRING.match(self.data, self.at)) is None:
+        while (found := _STRING_PATTERN.match(self.data, self.at)) is None:
             if len(self.data) - self.at > most or not self.more():
                 self.fail("a string begins here and does not end")
         self.at = found.end()
@@ -114,20 +114,24 @@ class JsonText:
 
     def scalar(self) -> bytes:
         """The number or word that begins here."""
-        while (found := _SCALAR.match(self.data, self.at)) and found.end() == len(self.data):
-            if found.end() - self.at > _LONGEST_WORD:
+        while (found := _SCALAR_PATTERN.match(self.data, self.at)) and found.end() == len(
+            self.data
+        ):
+            if found.end() - self.at > _MAX_SCALAR_BYTES:
                 self.fail("expected a value")
             if not self.more():
                 break
-        word = _SCALAR.match(self.data, self.at)
+        word = _SCALAR_PATTERN.match(self.data, self.at)
         self.at = word.end() if word else self.at
         return word.group() if word else b""
 
-    def pass_over(self) -> bool:
+    def skip_brackets(self) -> bool:
         """Read over the brackets that open here; False where the source ends in them."""
         depth, in_string, escaped = 0, False, False
         while True:
-            seen = scan(self.data[self.at :], depth=depth, in_string=in_string, escaped=escaped)
+            seen = scan_brackets(
+                self.data[self.at :], depth=depth, in_string=in_string, escaped=escaped
+            )
             closed = np.flatnonzero((seen.depths == 0) & (seen.steps < 0))
             if len(closed):
                 self.at += int(seen.places[closed[0]]) + 1
@@ -144,7 +148,7 @@ class JsonText:
             InvalidJsonError: always; names line and column of ``at``.
         """
         line, column = self.place(at)
-        fact = fact.removeprefix(INVALID_JSON)
+        fact = fact.removeprefix(INVALID_JSON_PREFIX)
         raise InvalidJsonError(
             self.name,
             line,
@@ -152,8 +156,8 @@ class JsonText:
             f"{fact}; from there on records cannot be told apart: mend it, or fetch the file anew",
         )
 
-    def _space(self) -> int:
-        found = _SPACE.match(self.data, self.at)
+    def _skip_whitespace(self) -> int:
+        found = _SPACE_PATTERN.match(self.data, self.at)
         return found.end() if found else self.at
 
     def _let_go(self) -> None:
@@ -163,6 +167,6 @@ class JsonText:
         self.data, self.at = self.data[self.at :], 0
 
 
-def _characters(data: bytes) -> int:
+def _count_characters(data: bytes) -> int:
     """Characters in a stretch of UTF-8; bytes that go on in one are not counted."""
     return len(data) - int(np.count_nonzero((np.frombuffer(data, np.uint8) & 0xC0) == 0x80))

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord, Records
 from batchloom.sources.files import BOM, PartStream, ReadRules
 from batchloom.sources.formats.delimiters import FixedDelimiter
-from batchloom.sources.formats.json_rows import JsonRows
-from batchloom.sources.formats.record_blocks import Block, record_blocks
-from batchloom.sources.formats.record_faults import too_large
+from batchloom.sources.formats.json_rows import JsonRowReader
+from batchloom.sources.formats.record_blocks import RecordBlock, iter_record_blocks
+from batchloom.sources.formats.record_faults import make_too_large_record
 
 _OPEN, _CLOSE, _NEWLINE = b"{}\n"
 _FEW_BYTES, _FEW_LINES = 64 << 10, 16
@@ -25,8 +25,8 @@ def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         RecordError: the source's first records all lack the text field.
         InputError: the bytes cannot be read.
     """
-    reader = _Reader(stream, rules)
-    for block in record_blocks(stream, FixedDelimiter(b"\n"), rules.limits):
+    reader = _JsonlReader(stream, rules)
+    for block in iter_record_blocks(stream, FixedDelimiter(b"\n"), rules.limits):
         found = reader.oversize(block) if block.oversize else reader.records(block)
         # A generator holds its names while it waits, and a record may be very large.
         del block
@@ -35,25 +35,27 @@ def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
 
 
 @final
-class _Reader:
+class _JsonlReader:
     def __init__(self, stream: PartStream, rules: ReadRules) -> None:
         self._rules = rules
-        self._rows = JsonRows(stream.source.name, rules, first=stream.position == 0)
+        self._rows = JsonRowReader(stream.source.name, rules, first=stream.position == 0)
         self._record = 0
 
-    def oversize(self, block: Block) -> Records:
+    def oversize(self, block: RecordBlock) -> Records:
         """The one bad record of a block that is a single record above the limit."""
-        bad = too_large(self._record, block.offset, block.data, self._rules.limits.record_bytes)
+        bad = make_too_large_record(
+            self._record, block.offset, block.data, self._rules.limits.record_bytes
+        )
         self._record += 1
         return Records(bad=[bad], seen=1)
 
-    def records(self, block: Block) -> Records:
+    def records(self, block: RecordBlock) -> Records:
         """The good and bad records of a block of whole lines."""
         if block.offset == 0 and block.data.startswith(BOM):
-            block = Block(len(BOM), block.data[len(BOM) :])
+            block = RecordBlock(len(BOM), block.data[len(BOM) :])
         found = self._few_at_once(block)
         if found is None:
-            starts, ends = _line_bounds(block.data)
+            starts, ends = _find_lines(block.data)
             found = self._all_at_once(block, starts, ends)
         if found is None:
             found = self._one_by_one(block, starts, ends)
@@ -64,7 +66,7 @@ class _Reader:
         """Raise where every record of a short source lacked the field."""
         self._rows.finish()
 
-    def _few_at_once(self, block: Block) -> Records | None:
+    def _few_at_once(self, block: RecordBlock) -> Records | None:
         """The same as below of a few lines, as most of very many files have; arrays cost more than they save."""
         if len(block.data) > _FEW_BYTES or block.data.count(b"\n") > _FEW_LINES:
             return None
@@ -82,7 +84,7 @@ class _Reader:
         return Records(values=values, records=records, offsets=list(starts), seen=len(values))
 
     def _all_at_once(
-        self, block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]
+        self, block: RecordBlock, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> Records | None:
         """The records of a block without any fault; None where there might be one."""
         data = np.frombuffer(block.data, np.uint8)
@@ -106,7 +108,7 @@ class _Reader:
         )
 
     def _one_by_one(
-        self, block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]
+        self, block: RecordBlock, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> Records:
         found = Records(seen=len(starts))
         if block.data.isspace():
@@ -128,7 +130,7 @@ class _Reader:
         return found
 
 
-def _line_bounds(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _find_lines(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each line begins and ends (before its newline)."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
     starts = np.empty(len(ends) + 1, np.int64)

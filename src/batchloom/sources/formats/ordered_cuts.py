@@ -7,27 +7,27 @@ for from there on, so that all parts of a source in order cost a single pass.
 from bisect import bisect_left, bisect_right
 from typing import final
 
-from batchloom.sources.files import Begin, ReadRules, Source, way_of
-from batchloom.sources.formats.csv_cuts import row_cut
-from batchloom.sources.formats.csv_format import Header, header_of
-from batchloom.sources.formats.json_list_cuts import list_cut
+from batchloom.sources.files import PartStart, ReadRules, Source, choose_read_method
+from batchloom.sources.formats.csv_cuts import find_row_cut
+from batchloom.sources.formats.csv_format import CsvHeader, read_csv_header
+from batchloom.sources.formats.json_list_cuts import find_list_cut
 
 # The path of a source, a nominal place in it, and the cut there.
-KnownCut = tuple[str, int, Begin | None]
+KnownCut = tuple[str, int, PartStart | None]
 
 
 @final
-class Cuts:
+class SequentialCuts:
     """The cuts of one source that were looked up so far."""
 
     def __init__(self, source: Source, rules: ReadRules) -> None:
         self.source, self._rules = source, rules
-        self._header: Header | None = None
-        self._asked: dict[int, Begin | None] = {}
-        self._known: list[Begin] = []
+        self._header: CsvHeader | None = None
+        self._asked: dict[int, PartStart | None] = {}
+        self._known: list[PartStart] = []
         self._last: int | None = None
 
-    def at(self, nominal: int) -> Begin | None:
+    def at(self, nominal: int) -> PartStart | None:
         """The first cut at or after byte ``nominal``; None where there is none.
 
         Raises:
@@ -43,17 +43,19 @@ class Cuts:
                 self._last = nominal
         return self._asked[nominal]
 
-    def _find(self, nominal: int) -> Begin | None:
+    def _find(self, nominal: int) -> PartStart | None:
         if self._last is not None and nominal >= self._last:
             return None
         before = bisect_right([one.offset for one in self._known], nominal)
         known = self._known[before - 1] if before else None
         if known is not None and known.offset == nominal:
             return known
-        if way_of(self.source, self._rules) == "json":
-            return list_cut(self.source, self._rules, known, nominal)
+        if choose_read_method(self.source, self._rules) == "json":
+            return find_list_cut(self.source, self._rules, known, nominal)
         if self._header is None:
-            self._header = header_of(self.source, self._rules)
+            self._header = read_csv_header(self.source, self._rules)
         if nominal <= self._header.rows.offset:
             return self._header.rows if self._header.rows.offset < self.source.size else None
-        return row_cut(self.source, self._rules, self._header, known or self._header.rows, nominal)
+        return find_row_cut(
+            self.source, self._rules, self._header, known or self._header.rows, nominal
+        )

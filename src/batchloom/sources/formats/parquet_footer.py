@@ -17,7 +17,7 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _ST
     1, 14
 )
 _FIXED = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
-_MOST_DEPTH = 64
+_MAX_DEPTH = 64
 # Numbers of fields in parquet.thrift.
 _FILE_ROW_GROUPS = 4
 _GROUP_COLUMNS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
@@ -52,7 +52,7 @@ def read_row_groups(file: BinaryIO, size: int) -> list[RowGroup]:
     try:
         for number, kind in reader.fields():
             if (number, kind) == (_FILE_ROW_GROUPS, _LIST):
-                groups = [_row_group(reader) for _ in reader.structs()]
+                groups = [_read_row_group(reader) for _ in reader.structs()]
             else:
                 reader.skip(kind)
     except (IndexError, struct.error) as error:
@@ -68,13 +68,13 @@ def _read_exactly(file: BinaryIO, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _row_group(reader: "_CompactReader") -> RowGroup:
+def _read_row_group(reader: "_CompactReader") -> RowGroup:
     rows = unpacked = 0
     starts: list[int] = []
     for number, kind in reader.fields():
         if (number, kind) == (_GROUP_COLUMNS, _LIST):
             for _ in reader.structs():
-                starts += _chunk_pages(reader)
+                starts += _list_chunk_pages(reader)
         elif (number, kind) == (_GROUP_BYTES, _I64):
             unpacked = reader.integer()
         elif (number, kind) == (_GROUP_ROWS, _I64):
@@ -84,7 +84,7 @@ def _row_group(reader: "_CompactReader") -> RowGroup:
     return RowGroup(rows, unpacked, min(starts, default=0))
 
 
-def _chunk_pages(reader: "_CompactReader") -> list[int]:
+def _list_chunk_pages(reader: "_CompactReader") -> list[int]:
     """Return where the pages of a column chunk begin: data, and dictionary if it has one."""
     pages: list[int] = []
     for number, kind in reader.fields():
@@ -143,7 +143,7 @@ class _CompactReader:
             self._skip_nested(kind, depth + 1)
 
     def _skip_nested(self, kind: int, depth: int) -> None:
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             raise ValueError("its footer is damaged")
         if kind == _STRUCT:
             for _, inner in self.fields():

@@ -9,31 +9,31 @@ import msgspec
 import orjson
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import INVALID_JSON
-from batchloom.core.settings import nearest, shown
-from batchloom.core.wording import kind_of
+from batchloom.core.errors import INVALID_JSON_PREFIX
+from batchloom.core.settings import quote_value, suggest
+from batchloom.core.wording import describe_json_type
 from batchloom.sources.files import describe_other_format
 
 SNIPPET_BYTES = 160
-_BEFORE, _BEHIND = 24, 32
+_EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32
 # A document that begins no further on is the first of a file.
 _MARK_BYTES = 3
 # Byte order marks, the longer ones first: one begins like another.
-_MARKS = {
+_ENCODING_BY_BOM = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-_COLUMNS_SHOWN = 12
-_TEXT_ALIKE = {"text", "texts", "txt"}
+_MAX_COLUMNS_LISTED = 12
+_TEXT_FIELD_NAMES = {"text", "texts", "txt"}
 
 
-class MissingField(Exception):  # noqa: N818 - a finding of this module, never seen outside sources
+class MissingFieldError(Exception):
     """The record is an object without the text field; holds the sentence."""
 
 
-def snippet(record: bytes) -> str:
+def excerpt_record(record: bytes) -> str:
     """The first characters of a record, for a person to recognise it.
 
     Of one that is not UTF-8 what is around the fault; ``record`` itself may end anywhere.
@@ -41,27 +41,27 @@ def snippet(record: bytes) -> str:
     try:
         codecs.getincrementaldecoder("utf-8")().decode(record)
     except UnicodeDecodeError as error:
-        return around(record, error.start)
-    return _printable(record[:SNIPPET_BYTES].decode("utf-8", "ignore").strip())
+        return excerpt_around(record, error.start)
+    return _escape_text(record[:SNIPPET_BYTES].decode("utf-8", "ignore").strip())
 
 
-def around(data: bytes, at: int) -> str:
+def excerpt_around(data: bytes, at: int) -> str:
     """What stands around byte ``at`` of a record, printable: what is no text or cannot be seen as escapes."""
-    start = max(0, at - _BEFORE)
+    start = max(0, at - _EXCERPT_BEFORE)
     # Not in the middle of a character.
     while start and start < at and data[start] & 0xC0 == 0x80:
         start += 1
-    found = data[start : at + _BEHIND].decode("utf-8", "backslashreplace").rstrip("\r\n")
-    return ("..." if start else "") + _printable(found)
+    found = data[start : at + _EXCERPT_AFTER].decode("utf-8", "backslashreplace").rstrip("\r\n")
+    return ("..." if start else "") + _escape_text(found)
 
 
-def _printable(text: str) -> str:
+def _escape_text(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def no_utf8(value: int) -> str:
+def describe_invalid_utf8(value: int) -> str:
     """Why a text cannot be read in which this byte stands."""
     return (
         f"byte 0x{value:02x} is not valid UTF-8; convert the file with: iconv -f LATIN1 -t UTF-8 "
@@ -69,39 +69,43 @@ def no_utf8(value: int) -> str:
     )
 
 
-def too_large(
+def make_too_large_record(
     record: int, offset: int, start: bytes, most: int, line: int | None = None
 ) -> BadRecord:
     """A record above the limit of ``most`` bytes, of which only the start was kept."""
     size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
     reason = f"record larger than {size}; cut it into documents (text files: --split-on line|paragraph|MARKER)"
-    return BadRecord(record, offset, None, reason, snippet(start), line)
+    return BadRecord(record, offset, None, reason, excerpt_record(start), line)
 
 
-def no_text(record: int, offset: int, data: bytes, at: int) -> BadRecord:
+def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadRecord:
     """A document of a text file that holds a byte no text holds, the first of them at ``at``."""
     first = record == 0 and offset <= _MARK_BYTES
-    reason = wide(data) if first else None
+    reason = describe_wide_encoding(data) if first else None
     if reason is None and data[at]:
-        reason = no_utf8(data[at]).replace(" is not", f" at offset {offset + at} is not", 1)
+        reason = describe_invalid_utf8(data[at]).replace(
+            " is not", f" at offset {offset + at} is not", 1
+        )
     elif reason is None:
         reason = (
             f"a NUL byte at offset {offset + at}, which no text holds; if the file is UTF-16: iconv -f UTF-16 -t "
             r"UTF-8, else take them out: tr -d '\000'"
         )
-    if not first or wide(data):
-        return BadRecord(record, offset, None, reason, around(data, at))
+    if not first or describe_wide_encoding(data):
+        return BadRecord(record, offset, None, reason, excerpt_around(data, at))
     # Of the first document the place in the file is known.
     before = data[:at].decode("utf-8", "replace")
     column = len(before) - before.rfind("\n")
-    return BadRecord(record, offset, column, reason, around(data, at), before.count("\n") + 1)
+    return BadRecord(
+        record, offset, column, reason, excerpt_around(data, at), before.count("\n") + 1
+    )
 
 
-def wide(start: bytes) -> str | None:
+def describe_wide_encoding(start: bytes) -> str | None:
     """Why a file that begins with ``start`` cannot be read, where it is UTF-16, UTF-32 or of another format."""
     if told := describe_other_format(start):
         return told
-    for mark, name in _MARKS.items():
+    for mark, name in _ENCODING_BY_BOM.items():
         if start.startswith(mark):
             spelled = mark.hex(" ").upper()
             return (
@@ -114,32 +118,32 @@ def wide(start: bytes) -> str | None:
     return None
 
 
-def diagnose(line: bytes, text_field: str | None) -> tuple[int | None, str]:
+def diagnose_json(line: bytes, text_field: str | None) -> tuple[int | None, str]:
     """Why a JSON value gives no record: the character of the fault and the reason.
 
     The character is 0-based; None stands for the value as a whole.
 
     Raises:
-        MissingField: a JSON object without the field.
+        MissingFieldError: a JSON object without the field.
     """
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        return len(line[: error.start].decode()), no_utf8(line[error.start])
+        return len(line[: error.start].decode()), describe_invalid_utf8(line[error.start])
     try:
         value: Any = orjson.loads(text)
     except json.JSONDecodeError as error:
-        return error.pos, INVALID_JSON + error.msg + _json_remedy(error)
+        return error.pos, INVALID_JSON_PREFIX + error.msg + _json_remedy(error)
     if not isinstance(value, dict):
         wanted = f" with a field {text_field!r}" if text_field else ""
-        return 0, f"{kind_of(value)}, not a JSON object{wanted}"
+        return 0, f"{describe_json_type(value)}, not a JSON object{wanted}"
     if text_field is None:
         return None, "not readable as a JSON object"
     if text_field not in value:
-        raise MissingField(missing_field(text_field, list(value)))
+        raise MissingFieldError(describe_missing_field(text_field, list(value)))
     found = value[text_field]
     if not isinstance(found, str):
-        return None, f"field {text_field!r} holds {kind_of(found)}, not text"
+        return None, f"field {text_field!r} holds {describe_json_type(found)}, not text"
     return None, "not readable as JSON with one text field"
 
 
@@ -159,15 +163,21 @@ def _json_remedy(error: json.JSONDecodeError) -> str:
     return ""
 
 
-def missing_field(text_field: str, columns: list[str]) -> str:
+def describe_missing_field(text_field: str, columns: list[str]) -> str:
     """The sentence for a record without the text field: what is there, and what was meant."""
     if not columns:
         return f"no field {text_field!r}: the object is empty"
-    some = ", ".join(shown(name) for name in columns[:_COLUMNS_SHOWN])
-    more = f" and {len(columns) - _COLUMNS_SHOWN} more" if len(columns) > _COLUMNS_SHOWN else ""
+    some = ", ".join(quote_value(name) for name in columns[:_MAX_COLUMNS_LISTED])
+    more = (
+        f" and {len(columns) - _MAX_COLUMNS_LISTED} more"
+        if len(columns) > _MAX_COLUMNS_LISTED
+        else ""
+    )
     # Who named no field has not misspelt one: `test` beside the default `text` is another thing.
-    alike = columns if text_field != "text" else [c for c in columns if c.lower() in _TEXT_ALIKE]
-    hint = nearest(text_field, alike).replace("did you mean ", "did you mean --text-field ")
+    alike = (
+        columns if text_field != "text" else [c for c in columns if c.lower() in _TEXT_FIELD_NAMES]
+    )
+    hint = suggest(text_field, alike).replace("did you mean ", "did you mean --text-field ")
     hint = hint or "; name the one that holds the text with --text-field"
     return f"no field {text_field!r}: the record has {some}{more}{hint}"
 
@@ -182,7 +192,7 @@ class RowDecoder(Protocol):
         """The rows of many lines."""
 
 
-def row_decoder(text_field: str) -> RowDecoder:
+def make_row_decoder(text_field: str) -> RowDecoder:
     """A decoder of JSONL rows that builds nothing but the text.
 
     It raises what ``msgspec`` raises: ``DecodeError``, ``UnicodeDecodeError``, ``RecursionError``.
@@ -196,7 +206,7 @@ def row_decoder(text_field: str) -> RowDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _DecodedRow:
     value: str
 
 
@@ -209,15 +219,15 @@ class _AnyNameDecoder:
         self._rows = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._text = msgspec.json.Decoder(str)
 
-    def decode(self, line: bytes) -> _Row:
+    def decode(self, line: bytes) -> _DecodedRow:
         """The row of one line."""
         return self._row(self._rows.decode(line))
 
-    def decode_lines(self, lines: bytes) -> list[_Row]:
+    def decode_lines(self, lines: bytes) -> list[_DecodedRow]:
         """The rows of many lines."""
         return [self._row(row) for row in self._rows.decode_lines(lines)]
 
-    def _row(self, row: dict[str, msgspec.Raw]) -> _Row:
+    def _row(self, row: dict[str, msgspec.Raw]) -> _DecodedRow:
         if self._field not in row:
             raise msgspec.ValidationError(f"Object missing required field {self._field!r}")
-        return _Row(self._text.decode(row[self._field]))
+        return _DecodedRow(self._text.decode(row[self._field]))

@@ -22,27 +22,34 @@ from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.core.wording import BYTES_REMEDY
-from batchloom.sources.files import BOMB_BYTES, BOMB_RATIO, OnceRead, ReadRules, Source, path_here
-from batchloom.sources.formats.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, messages
-from batchloom.sources.formats.arrow_values import binary_type, plain_batch, text_type
+from batchloom.sources.files import (
+    BOMB_BYTES,
+    BOMB_RATIO,
+    ReadOnlyFile,
+    ReadRules,
+    Source,
+    find_local_path,
+)
+from batchloom.sources.formats.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, list_messages
+from batchloom.sources.formats.arrow_values import is_binary_type, is_text_type, to_plain_batch
 from batchloom.sources.formats.parquet_footer import read_row_groups
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
-    around,
-    missing_field,
-    snippet,
-    too_large,
+    describe_missing_field,
+    excerpt_around,
+    excerpt_record,
+    make_too_large_record,
 )
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 2048
-_BUFFER = 256 << 10
+_BUFFER_BYTES = 256 << 10
 # A record batch above this is mapped rather than read into memory.
-_MAPPED_BYTES = 64 << 20
+_MIN_MAPPED_BYTES = 64 << 20
 
 
 @final
-class Table:
+class TableReader:
     """An open Parquet or Arrow file; use as a context manager.
 
     Args:
@@ -64,9 +71,9 @@ class Table:
         self.source, self.consumed = source, 0
         self._file = file
         if is_url(source.path):
-            self._file = cast("BinaryIO", _Remembering(self._file))
-        with _named(source, self._file):
-            self._groups: _Groups = (
+            self._file = cast("BinaryIO", _ErrorRecordingFile(self._file))
+        with _wrap_arrow_errors(source, self._file):
+            self._groups: _RowGroups = (
                 _ParquetGroups(self._file, source.size)
                 if source.kind == "parquet"
                 else _ArrowGroups(self._file, source)
@@ -96,16 +103,16 @@ class Table:
             self._check_text(field)
         first, last = bisect_left(self.starts, start), bisect_left(self.starts, stop)
         record = 0
-        with _named(self.source, self._file):
+        with _wrap_arrow_errors(self.source, self._file):
             for offset, batch in self._groups.batches(first, last, field):
                 self.consumed = max(0, offset - start)
-                rows = _rows_at_once(batch)
+                rows = _count_rows_per_batch(batch)
                 for at in range(0, batch.num_rows, rows):
                     piece = batch.slice(at, rows)
                     found = (
-                        _rows(plain_batch(piece), record, offset, rules.limits.record_bytes)
+                        _read_rows(to_plain_batch(piece), record, offset, rules.limits.record_bytes)
                         if field is None
-                        else _texts(piece.column(0), record, offset, rules.limits.record_bytes)
+                        else _read_texts(piece.column(0), record, offset, rules.limits.record_bytes)
                     )
                     record += piece.num_rows
                     yield found
@@ -113,18 +120,20 @@ class Table:
     def _check_text(self, field: str) -> None:
         schema = self._groups.schema
         if field not in schema.names:
-            raise RecordError(self.source.name, None, None, missing_field(field, schema.names))
+            raise RecordError(
+                self.source.name, None, None, describe_missing_field(field, schema.names)
+            )
         kind = schema.field(field).type
-        if not text_type(kind):
-            others = [one.name for one in schema if text_type(one.type)]
+        if not is_text_type(kind):
+            others = [one.name for one in schema if is_text_type(one.type)]
             hint = f"; --text-field {others[0]!r} does" if others else ""
-            hint = f"; {BYTES_REMEDY}" if binary_type(kind) else hint
+            hint = f"; {BYTES_REMEDY}" if is_binary_type(kind) else hint
             raise RecordError(
                 self.source.name, None, None, f"column {field!r} holds {kind}, not text{hint}"
             )
 
 
-class _Groups(Protocol):
+class _RowGroups(Protocol):
     """What a columnar file gives: ``schema``, ``starts``, ``rows`` and ``batches``."""
 
     schema: pa.Schema
@@ -141,7 +150,7 @@ class _Groups(Protocol):
 class _ParquetGroups:
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = pq.ParquetFile(
-            file, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True
+            file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
         )
         self.schema: pa.Schema = self._file.schema_arrow
         self._row_groups = read_row_groups(file, size)
@@ -189,16 +198,16 @@ class _ArrowGroups:
     def __init__(self, file: BinaryIO, source: Source) -> None:
         self._raw = file
         self._is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
-        self._found = messages(file, source.size)
+        self._found = list_messages(file, source.size)
         if not self._found:
             raise ValueError("it has no schema")
-        large = max(one.body for one in self._found) > _MAPPED_BYTES
-        here = path_here(source.path, source.size) if source.member is None else None
-        self._mapped = _mapped(here) if large and here else None
+        large = max(one.body for one in self._found) > _MIN_MAPPED_BYTES
+        here = find_local_path(source.path, source.size) if source.member is None else None
+        self._mapped = _map_table(here) if large and here else None
         self._starts = [one.start for one in self._found if one.kind == BATCH]
         # Also where it cannot be mapped: where a file lies decides no part.
         apart = self._is_file or not large or source.member is not None
-        self.schema: pa.Schema = pa.ipc.open_stream(self._chained(0, 0)).schema
+        self.schema: pa.Schema = pa.ipc.open_stream(self._chain_batches(0, 0)).schema
         self.starts = self._starts if apart and self._starts else [0]
         self.rows: list[int] | None = None
 
@@ -219,7 +228,7 @@ class _ArrowGroups:
 
     def _pieces(self, offset: int, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """A mapped batch piece by piece, each with no other of them in memory."""
-        rows = _rows_at_once(batch)
+        rows = _count_rows_per_batch(batch)
         for at in range(0, batch.num_rows, rows):
             piece = batch.slice(at, rows)
             piece.validate(full=True)
@@ -244,7 +253,7 @@ class _ArrowGroups:
         apart = self.starts == self._starts
         whole = self._mapped is not None or not apart
         stream = pa.ipc.open_stream(
-            self._whole() if whole else self._chained(first, last), options=options
+            self._whole() if whole else self._chain_batches(first, last), options=options
         )
         for start in self._starts[first:last] if apart else self._starts:
             yield (start if apart else 0), stream.read_next_batch
@@ -255,11 +264,12 @@ class _ArrowGroups:
         self._raw.seek(0)
         return self._raw
 
-    def _chained(self, first: int, last: int) -> BinaryIO:
+    def _chain_batches(self, first: int, last: int) -> BinaryIO:
         """A stream of the schema, all dictionaries needed, and batches [first, last)."""
         if first == last:
             return cast(
-                "BinaryIO", _Stretches(self._raw, [(self._found[0].start, self._found[0].stop)])
+                "BinaryIO",
+                _ConcatenatedRanges(self._raw, [(self._found[0].start, self._found[0].stop)]),
             )
         start = self._starts[first]
         stop = self._starts[last] if last < len(self._starts) else self._found[-1].stop
@@ -271,16 +281,16 @@ class _ArrowGroups:
             if start <= one.start < stop and one.kind in (BATCH, DICTIONARY)
         ]
         stretches = head + [(one.start, one.stop) for one in within]
-        return cast("BinaryIO", _Stretches(self._raw, stretches))
+        return cast("BinaryIO", _ConcatenatedRanges(self._raw, stretches))
 
 
-def _mapped(path: str) -> mmap.mmap:
+def _map_table(path: str) -> mmap.mmap:
     with open(path, "rb") as file:  # noqa: PTH123 - a string stays a string
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 @final
-class _Stretches(OnceRead):
+class _ConcatenatedRanges(ReadOnlyFile):
     """Stretches of a file one after the other, as one file."""
 
     def __init__(self, file: BinaryIO, stretches: list[tuple[int, int]]) -> None:
@@ -302,7 +312,7 @@ class _Stretches(OnceRead):
 
 
 @final
-class _Remembering(OnceRead):
+class _ErrorRecordingFile(ReadOnlyFile):
     """A file elsewhere, whose bytes may not come; pyarrow repeats such an error inside of its own.
 
     Attributes:
@@ -334,38 +344,40 @@ class _Remembering(OnceRead):
         super().close()
 
 
-def _rows_at_once(batch: pa.RecordBatch) -> int:
+def _count_rows_per_batch(batch: pa.RecordBatch) -> int:
     average = max(1, batch.nbytes // max(1, batch.num_rows))
     return int(max(1, min(_BATCH_ROWS, _BATCH_BYTES // average)))
 
 
-def _rows(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
+def _read_rows(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
     count = batch.num_rows
     large = batch.nbytes > most
     if large and count > 1:
-        return _each_row(batch, record, offset, most)
+        return _read_row_by_row(batch, record, offset, most)
     found = Records(offsets=[offset] * count, seen=count)
     found.records = list(range(record, record + count))
     if large:
-        shortened = _shortened(batch, most)
+        shortened = _shorten_row(batch, most)
         if shortened is not None:
             start = msgspec.json.encode(shortened, enc_hook=str)[:SNIPPET_BYTES]
-            return Records(bad=[too_large(record, offset, start, most)], seen=1)
+            return Records(bad=[make_too_large_record(record, offset, start, most)], seen=1)
     try:
         found.values = batch.to_pylist()
     except UnicodeDecodeError:
         if count > 1:
-            return _each_row(batch, record, offset, most)
-        return Records(bad=[_undecodable(batch, record, offset)], seen=1)
+            return _read_row_by_row(batch, record, offset, most)
+        return Records(bad=[_make_undecodable_record(batch, record, offset)], seen=1)
     if large:
         # Arrow counts what views share with every row; what the record itself takes is its JSON.
         data = msgspec.json.encode(found.values[0], enc_hook=str)
         if len(data) > most:
-            return Records(bad=[too_large(record, offset, data[:SNIPPET_BYTES], most)], seen=1)
+            return Records(
+                bad=[make_too_large_record(record, offset, data[:SNIPPET_BYTES], most)], seen=1
+            )
     return found
 
 
-def _undecodable(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
+def _make_undecodable_record(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
     """The bad record of a single row with a text that is not UTF-8."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -375,16 +387,18 @@ def _undecodable(batch: pa.RecordBatch, record: int, offset: int) -> BadRecord:
                 f"column {name!r}: byte 0x{error.object[error.start]:02x} of a text is not valid UTF-8; write the "
                 "file anew from its source"
             )
-            return BadRecord(record, offset, None, reason, around(error.object, error.start))
+            return BadRecord(
+                record, offset, None, reason, excerpt_around(error.object, error.start)
+            )
     raise AssertionError("a row that cannot be decoded has a column that cannot be")
 
 
-def _shortened(row: pa.RecordBatch, most: int) -> dict[str, Any] | None:
+def _shorten_row(row: pa.RecordBatch, most: int) -> dict[str, Any] | None:
     """A row with a text above ``most`` bytes, by its beginnings alone; None where it has none.
 
     So a text that cannot be used is not made a second and a third time.
     """
-    starts = [_beginning(column, most) for column in row.columns]
+    starts = [_read_beginning(column, most) for column in row.columns]
     if all(start is None for start in starts):
         return None
     columns = [
@@ -398,10 +412,10 @@ def _shortened(row: pa.RecordBatch, most: int) -> dict[str, Any] | None:
     return cast("dict[str, Any]", found[0])
 
 
-def _each_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
+def _read_row_by_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Records:
     whole = Records()
     for at in range(batch.num_rows):
-        piece = _rows(batch.slice(at, 1), record + at, offset, most)
+        piece = _read_rows(batch.slice(at, 1), record + at, offset, most)
         whole.values += piece.values
         whole.records += piece.records
         whole.offsets += piece.offsets
@@ -410,10 +424,10 @@ def _each_row(batch: pa.RecordBatch, record: int, offset: int, most: int) -> Rec
     return whole
 
 
-def _texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
+def _read_texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
     count = len(column)
-    if column.nbytes > most and count == 1 and (start := _beginning(column, most)) is not None:
-        return Records(bad=[too_large(record, offset, start, most)], seen=1)
+    if column.nbytes > most and count == 1 and (start := _read_beginning(column, most)) is not None:
+        return Records(bad=[make_too_large_record(record, offset, start, most)], seen=1)
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
@@ -425,7 +439,7 @@ def _texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
         return Records(values=values, records=records, offsets=[offset] * count, seen=count)
     found = Records(seen=count)
     for number, value in enumerate(values, record):
-        text = _text(value, number, offset, most)
+        text = _read_text(value, number, offset, most)
         if isinstance(text, BadRecord):
             found.bad.append(text)
         else:
@@ -435,7 +449,7 @@ def _texts(column: pa.Array, record: int, offset: int, most: int) -> Records:
     return found
 
 
-def _beginning(column: pa.Array, most: int) -> bytes | None:
+def _read_beginning(column: pa.Array, most: int) -> bytes | None:
     """How the one text of a column begins where it is above ``most`` bytes; else None."""
     plain = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if not plain or (pc.binary_length(column)[0].as_py() or 0) <= most:
@@ -444,17 +458,17 @@ def _beginning(column: pa.Array, most: int) -> bytes | None:
     return bytes(pc.binary_slice(data, 0, SNIPPET_BYTES)[0].as_py())
 
 
-def _text(value: str | bytes | None, record: int, offset: int, most: int) -> str | BadRecord:
+def _read_text(value: str | bytes | None, record: int, offset: int, most: int) -> str | BadRecord:
     if value is None:
         return BadRecord(record, offset, None, "the text is null; drop such rows first", "")
     data = value.encode() if isinstance(value, str) else value
     if len(data) > most:
-        return too_large(record, offset, data[:SNIPPET_BYTES], most)
+        return make_too_large_record(record, offset, data[:SNIPPET_BYTES], most)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         reason = f"byte 0x{data[error.start]:02x} of the text is not valid UTF-8; write the file anew from its source"
-        return BadRecord(record, offset, None, reason, snippet(data))
+        return BadRecord(record, offset, None, reason, excerpt_record(data))
 
 
 def _check_names(source: Source, names: list[str]) -> None:
@@ -466,7 +480,7 @@ def _check_names(source: Source, names: list[str]) -> None:
 
 
 @contextmanager
-def _named(source: Source, file: "BinaryIO | _Remembering") -> Iterator[None]:
+def _wrap_arrow_errors(source: Source, file: "BinaryIO | _ErrorRecordingFile") -> Iterator[None]:
     """Tell what pyarrow finds wrong with a file as an InputError that names it."""
     try:
         yield
@@ -479,7 +493,7 @@ def _named(source: Source, file: "BinaryIO | _Remembering") -> Iterator[None]:
         EOFError,
         MemoryError,
     ) as error:
-        if isinstance(file, _Remembering) and file.fault is not None:
+        if isinstance(file, _ErrorRecordingFile) and file.fault is not None:
             raise file.fault from None
         reason = (str(error) or "it is cut short").strip().splitlines()[0].rstrip(".")
         kind = "Parquet" if source.kind == "parquet" else "Arrow"

@@ -21,10 +21,10 @@ from typing import BinaryIO, cast, final
 
 from batchloom.core.errors import InputError
 from batchloom.core.worker_process import is_worker
-from batchloom.sources.files import OnceRead, ReadRules, Source
+from batchloom.sources.files import ReadOnlyFile, ReadRules, Source
 
 # The search path is set before anything of batchloom is imported.
-_START = (
+_START_CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from batchloom.sources.formats.table_probe import main; main(int(sys.argv[1]))"
 )
@@ -48,7 +48,7 @@ def require_no_crash(source: Source, file: BinaryIO) -> None:
 
 
 @final
-class _Probe:
+class _ProbeProcess:
     """The probe process of this process, started for the first table."""
 
     def __init__(self) -> None:
@@ -65,7 +65,8 @@ class _Probe:
             status = self._ask(source, file)
             if status is not None:
                 raise InputError(
-                    f"{source.name} is damaged: the parser of {source.kind} files crashed on it ({_describe(status)}). "
+                    f"{source.name} is damaged: the parser of {source.kind} files crashed on it "
+                    f"({_describe_status(status)}). "
                     "Write the file again from its source, or leave it out."
                 )
             self._survived.add(key)
@@ -73,7 +74,7 @@ class _Probe:
     def _ask(self, source: Source, file: BinaryIO) -> int | None:
         """Have a table opened; return the exit status of the process if it ended by that."""
         if self._process is None or self._pipe is None:
-            self._process, self._pipe = _start()
+            self._process, self._pipe = _start_probe()
             atexit.register(self.close)
         try:
             self._pipe.send(source)
@@ -102,17 +103,24 @@ class _Probe:
             atexit.unregister(self.close)
 
 
-_probe = _Probe()
+_probe = _ProbeProcess()
 
 
-def _start() -> tuple[subprocess.Popen[bytes], Connection]:
+def _start_probe() -> tuple[subprocess.Popen[bytes], Connection]:
     """Start a probe process; return it with the pipe that it answers on."""
     warnings = (f"-W{option}" for option in sys.warnoptions)
     path = (entry for entry in sys.path if isinstance(entry, str))
     ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter
-            [os.fsdecode(get_executable()), *warnings, "-c", _START, str(theirs.fileno()), *path],
+            [
+                os.fsdecode(get_executable()),
+                *warnings,
+                "-c",
+                _START_CODE,
+                str(theirs.fileno()),
+                *path,
+            ],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -122,12 +130,12 @@ def _start() -> tuple[subprocess.Popen[bytes], Connection]:
     return process, ours
 
 
-def _describe(status: int) -> str:
+def _describe_status(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
 @final
-class _RequestedFile(OnceRead):
+class _RequestedFile(ReadOnlyFile):
     """A file whose bytes are asked for through a pipe."""
 
     def __init__(self, pipe: Connection, size: int) -> None:
@@ -154,7 +162,7 @@ class _RequestedFile(OnceRead):
 
 def main(descriptor: int) -> None:
     """Open the tables that arrive through a pipe, and answer each, until the pipe closes."""
-    from batchloom.sources.formats.table_format import Table  # noqa: PLC0415 - loads pyarrow
+    from batchloom.sources.formats.table_format import TableReader  # noqa: PLC0415 - loads pyarrow
 
     with Connection(descriptor) as pipe:
         while True:
@@ -163,7 +171,7 @@ def main(descriptor: int) -> None:
             except EOFError:
                 return
             file = cast("BinaryIO", _RequestedFile(pipe, source.size))
-            with contextlib.suppress(Exception), Table(source, file) as table:
+            with contextlib.suppress(Exception), TableReader(source, file) as table:
                 first = table.starts[0]
                 next(table.read(first, first + 1, ReadRules(text_field=None)), None)
             pipe.send(None)

@@ -2,12 +2,12 @@
 
 import re
 
-from batchloom.sources.files import Limits
+from batchloom.sources.files import ReadLimits
 
-_BLANK_LINE = re.compile(rb"\n(?:[ \t\r]*\n)++")
+_BLANK_LINE_PATTERN = re.compile(rb"\n(?:[ \t\r]*\n)++")
 
 
-def document_end(buffer: bytes, start: int, limits: Limits) -> int:
+def find_document_end(buffer: bytes, start: int, limits: ReadLimits) -> int:
     """Where the document that begins at ``start`` of a long text ends.
 
     The first blank line at or after ``document_bytes``; where there is none within twice that,
@@ -21,16 +21,16 @@ def document_end(buffer: bytes, start: int, limits: Limits) -> int:
     least, most = start + limits.document_bytes, start + 2 * limits.document_bytes
     if len(buffer) <= least:
         return len(buffer)
-    cut = cut_within(buffer, least, min(most, len(buffer)))
+    cut = find_best_cut(buffer, least, min(most, len(buffer)))
     if cut is not None:
         return cut
     # What is left has no better place and is short enough to stay whole.
-    return len(buffer) if len(buffer) <= most else character_at(buffer, least)
+    return len(buffer) if len(buffer) <= most else find_character_start(buffer, least)
 
 
-def cut_within(buffer: bytes, start: int, stop: int) -> int | None:
+def find_best_cut(buffer: bytes, start: int, stop: int) -> int | None:
     """The best cut in [start, stop): after blank lines, after a line, before a space."""
-    match = _BLANK_LINE.search(buffer, start, stop)
+    match = _BLANK_LINE_PATTERN.search(buffer, start, stop)
     if match:
         return match.end()
     found = buffer.find(b"\n", start, stop)
@@ -40,7 +40,7 @@ def cut_within(buffer: bytes, start: int, stop: int) -> int | None:
     return found if found >= 0 else None
 
 
-def character_at(buffer: bytes, place: int) -> int:
+def find_character_start(buffer: bytes, place: int) -> int:
     """The first place at or after ``place`` where a UTF-8 character begins."""
     for at in range(place, min(place + 4, len(buffer))):
         if buffer[at] & 0xC0 != 0x80:

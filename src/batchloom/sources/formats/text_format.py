@@ -3,25 +3,31 @@
 from collections.abc import Iterator
 
 from batchloom.core.document import Records
-from batchloom.sources.files import BOM, PartStream, ReadRules, Way
-from batchloom.sources.formats.delimiters import Delimiter, delimiter_of
-from batchloom.sources.formats.record_blocks import Block, record_blocks
-from batchloom.sources.formats.record_faults import SNIPPET_BYTES, no_text, too_large
-from batchloom.sources.formats.text_cuts import document_end
+from batchloom.sources.files import BOM, PartStream, ReadMethod, ReadRules
+from batchloom.sources.formats.delimiters import Delimiter, make_delimiter
+from batchloom.sources.formats.record_blocks import RecordBlock, iter_record_blocks
+from batchloom.sources.formats.record_faults import (
+    SNIPPET_BYTES,
+    make_non_text_record,
+    make_too_large_record,
+)
+from batchloom.sources.formats.text_cuts import find_document_end
 
 
-def read_whole(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
+def read_text_file(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """The one document of a file; a file above ``record_bytes`` is a bad record."""
-    yield _whole(stream.read_up_to(rules.limits.record_bytes + 1), rules.limits.record_bytes)
+    yield _make_whole_record(
+        stream.read_up_to(rules.limits.record_bytes + 1), rules.limits.record_bytes
+    )
 
 
-def _whole(data: bytes, most: int) -> Records:
+def _make_whole_record(data: bytes, most: int) -> Records:
     found = Records()
     if len(data) > most:
-        found.bad.append(too_large(0, 0, data[:SNIPPET_BYTES], most))
+        found.bad.append(make_too_large_record(0, 0, data[:SNIPPET_BYTES], most))
         found.seen = 1
     elif data:
-        _add(found, 0, 0, data)
+        _add_document(found, 0, 0, data)
     return found
 
 
@@ -31,7 +37,7 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     compressed = stream.source.compression is not None
     buffer = stream.read_up_to(limits.whole_text_bytes + 1) if compressed else b""
     if compressed and len(buffer) <= limits.whole_text_bytes:
-        yield _whole(buffer, limits.record_bytes)
+        yield _make_whole_record(buffer, limits.record_bytes)
         return
     offset, record, over = stream.position - len(buffer), 0, False
     while not over:
@@ -40,41 +46,43 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         over = not data
         found, start = Records(), 0
         while start < len(buffer) and (over or len(buffer) - start > 2 * limits.document_bytes):
-            end = document_end(buffer, start, limits)
-            _add(found, record, offset + start, buffer[start:end])
+            end = find_document_end(buffer, start, limits)
+            _add_document(found, record, offset + start, buffer[start:end])
             record, start = record + 1, end
         buffer, offset = buffer[start:], offset + start
         yield found
 
 
-def read_delimited(stream: PartStream, rules: ReadRules, way: Way) -> Iterator[Records]:
+def read_delimited(stream: PartStream, rules: ReadRules, way: ReadMethod) -> Iterator[Records]:
     """Text whose documents are lines, paragraphs or the stretches between markers."""
-    delimiter, record = delimiter_of(way, rules), 0
-    for block in record_blocks(stream, delimiter, rules.limits):
-        found = _split(block, record, delimiter, way, rules.limits.record_bytes)
+    delimiter, record = make_delimiter(way, rules), 0
+    for block in iter_record_blocks(stream, delimiter, rules.limits):
+        found = _split_block(block, record, delimiter, way, rules.limits.record_bytes)
         record += found.seen
         # A generator holds its names while it waits, and a record may be very large.
         del block
         yield found
 
 
-def _split(block: Block, record: int, delimiter: Delimiter, way: Way, most: int) -> Records:
+def _split_block(
+    block: RecordBlock, record: int, delimiter: Delimiter, way: ReadMethod, most: int
+) -> Records:
     """The records of a block whose first record has this number."""
     if block.oversize:
-        return Records(bad=[too_large(record, block.offset, block.data, most)], seen=1)
+        return Records(bad=[make_too_large_record(record, block.offset, block.data, most)], seen=1)
     found = Records()
     pieces, starts = delimiter.split(block.data)
     for number, (piece, start) in enumerate(zip(pieces, starts, strict=True), record):
         line = piece.removesuffix(b"\r") if way == "line" else piece
         if len(line) > most:
-            found.bad.append(too_large(number, block.offset + start, line, most))
+            found.bad.append(make_too_large_record(number, block.offset + start, line, most))
         elif line:
-            _add(found, number, block.offset + start, line)
+            _add_document(found, number, block.offset + start, line)
     found.seen = len(pieces)
     return found
 
 
-def _add(found: Records, record: int, offset: int, data: bytes) -> None:
+def _add_document(found: Records, record: int, offset: int, data: bytes) -> None:
     """Decode one document, or note why it cannot be."""
     found.seen += 1
     if offset == 0 and data.startswith(BOM):
@@ -84,7 +92,7 @@ def _add(found: Records, record: int, offset: int, data: bytes) -> None:
     except UnicodeDecodeError as error:
         text, at = "", error.start
     if at >= 0:
-        found.bad.append(no_text(record, offset, data, at))
+        found.bad.append(make_non_text_record(record, offset, data, at))
         return
     found.values.append(text)
     found.records.append(record)

@@ -16,34 +16,34 @@ import msgspec
 from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError
-from batchloom.core.files import NOT_JSON, printable
-from batchloom.core.medium import KINDS, Kind, kind_by_name, place_within
-from batchloom.core.wording import kind_of
+from batchloom.core.files import JSON_DECODE_ERRORS, decode_file_name
+from batchloom.core.medium import MEDIUM_KINDS, MediumKind, detect_medium_kind, format_tar_location
+from batchloom.core.wording import describe_json_type
 from batchloom.sources.files import (
     Archive,
-    Broken,
-    Limits,
+    DecompressionError,
     PartStream,
+    ReadLimits,
     ReadRules,
-    ending_of,
-    open_place,
-    unpacker,
+    get_suffix,
+    make_decompressor,
+    open_location,
 )
-from batchloom.sources.formats.record_faults import no_utf8
+from batchloom.sources.formats.record_faults import describe_invalid_utf8
 
 # As in webdataset's tariterators: the key is all up to the first dot of a name, with its folders.
-_NAME = re.compile(r"((?:.*/|)[^./][^/.]*)\.([^/]*)", re.DOTALL)
-_TEXTS = (".txt", ".caption")
-_RECORD = ".json"
-_LOOKED_AT = 64
-_AT_ONCE, _BYTES_AT_ONCE = 1000, 4 << 20
-_BUFFER = 64 << 10
-_CUT = "it is cut short"
+_NAME_PATTERN = re.compile(r"((?:.*/|)[^./][^/.]*)\.([^/]*)", re.DOTALL)
+_TEXT_SUFFIXES = (".txt", ".caption")
+_RECORD_SUFFIX = ".json"
+_SNIFFED_ENTRIES = 64
+_BATCH_SAMPLES, _BATCH_BYTES = 1000, 4 << 20
+_BUFFER_BYTES = 64 << 10
+_TRUNCATED = "it is cut short"
 # What a tar says that is none, of which more is said where it is listed as any other archive.
-_NONE = (tarfile.TarError, EOFError, Broken, OSError, ValueError, OverflowError)
+_TAR_ERRORS = (tarfile.TarError, EOFError, DecompressionError, OSError, ValueError, OverflowError)
 
 
-def sample_parts(archive: Archive) -> frozenset[str] | None:
+def find_unread_suffixes(archive: Archive) -> frozenset[str] | None:
     """The endings in the first samples of a tar whose files are not read; None where it holds no samples.
 
     It holds samples where one of its first files is a medium by its name.
@@ -53,31 +53,34 @@ def sample_parts(archive: Archive) -> frozenset[str] | None:
     unread, found = set(), False
     try:
         with (
-            open_place(archive.path, archive.size, archive.mtime_ns) as file,
-            _opened(archive, file) as opened,
+            open_location(archive.path, archive.size, archive.mtime_ns) as file,
+            _open_tar(archive, file) as opened,
         ):
-            for _ in range(_LOOKED_AT):
+            for _ in range(_SNIFFED_ENTRIES):
                 if (entry := opened.next()) is None:
                     break
-                if not entry.isreg() or not _NAME.fullmatch(entry.name):
+                if not entry.isreg() or not _NAME_PATTERN.fullmatch(entry.name):
                     continue
-                found = found or kind_by_name(entry.name) is not None
-                if not _is_read(entry.name):
-                    unread.add(ending_of(entry.name).lower())
-    except _NONE:
+                found = found or detect_medium_kind(entry.name) is not None
+                if not _is_supported(entry.name):
+                    unread.add(get_suffix(entry.name).lower())
+    except _TAR_ERRORS:
         return frozenset() if found else None
     return frozenset(unread) if found else None
 
 
-def _opened(archive: Archive, file: BinaryIO) -> tarfile.TarFile:
+def _open_tar(archive: Archive, file: BinaryIO) -> tarfile.TarFile:
     if archive.compression is None:
         return tarfile.open(fileobj=file, mode="r:")
-    stream = cast("BinaryIO", unpacker(archive.compression, file))
-    return tarfile.open(fileobj=stream, mode="r|", bufsize=_BUFFER)
+    stream = cast("BinaryIO", make_decompressor(archive.compression, file))
+    return tarfile.open(fileobj=stream, mode="r|", bufsize=_BUFFER_BYTES)
 
 
-def _is_read(name: str) -> bool:
-    return ending_of(name).lower() in (*_TEXTS, _RECORD) or kind_by_name(name) is not None
+def _is_supported(name: str) -> bool:
+    return (
+        get_suffix(name).lower() in (*_TEXT_SUFFIXES, _RECORD_SUFFIX)
+        or detect_medium_kind(name) is not None
+    )
 
 
 def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
@@ -86,7 +89,7 @@ def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     Raises:
         InputError: the tar is cut short or damaged, or goes on behind its end.
     """
-    reader = _Reader(stream, rules.limits)
+    reader = _WebDatasetReader(stream, rules.limits)
     with closing(reader.samples()) as samples:
         found, begin = Records(), stream.position
         for number, sample in enumerate(samples):
@@ -99,14 +102,14 @@ def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
                 found.values.append(row)
                 found.records.append(number)
                 found.offsets.append(sample.offset)
-            if found.seen >= _AT_ONCE or stream.position - begin >= _BYTES_AT_ONCE:
+            if found.seen >= _BATCH_SAMPLES or stream.position - begin >= _BATCH_BYTES:
                 yield found
                 found, begin = Records(), stream.position
         yield found
 
 
 @dataclass(slots=True)
-class _Sample:
+class _WebDatasetSample:
     """The files of a sample.
 
     Attributes:
@@ -125,7 +128,7 @@ class _Sample:
     names: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] | None = None
-    media: dict[Kind, list[tuple[str, Any]]] = field(default_factory=dict)
+    media: dict[MediumKind, list[tuple[str, Any]]] = field(default_factory=dict)
     held: int = 0
     fault: str = ""
 
@@ -139,19 +142,19 @@ class _Sample:
         own = row.get("text")
         for ending, text in self.texts.items():
             if row.get("text", text) != text:
-                other = _RECORD if own is not None else next(iter(self.texts))
+                other = _RECORD_SUFFIX if own is not None else next(iter(self.texts))
                 self.refuse(
                     f"has a text in {other} and another one in {ending}: leave one of them out"
                 )
             row["text"] = text
         if self.record is None and not (self.texts and self.media):
-            self._refuse_half()
-        for kind in KINDS:
+            self._refuse_incomplete()
+        for kind in MEDIUM_KINDS:
             if found := self.media.get(kind):
-                row[f"{kind}s"] = self._ordered(kind, found, row)
+                row[f"{kind}s"] = self._order_media(kind, found, row)
         return self.fault or row
 
-    def _refuse_half(self) -> None:
+    def _refuse_incomplete(self) -> None:
         have = ", ".join(name.rpartition("/")[2] for name in self.names)
         lacks = "image or sound" if self.texts else ".txt, .caption or .json"
         self.refuse(
@@ -159,7 +162,9 @@ class _Sample:
             "stand side by side in the tar (tar --sort=name)"
         )
 
-    def _ordered(self, kind: Kind, found: list[tuple[str, Any]], row: dict[str, Any]) -> list[Any]:
+    def _order_media(
+        self, kind: MediumKind, found: list[tuple[str, Any]], row: dict[str, Any]
+    ) -> list[Any]:
         """The media of a kind in the order in which the record names them; of the tar where it names none."""
         columns = [name for name in (f"{kind}s", kind) if row.get(name)]
         if self.record is None or not columns:
@@ -167,7 +172,7 @@ class _Sample:
         named = [one for name in columns for one in _as_list(row.pop(name))]
         if len(named) == len(found) == 1:
             return [found[0][1]]
-        known = {alias: value for name, value in found for alias in self._aliases(name)}
+        known = {alias: value for name, value in found for alias in self._list_aliases(name)}
         missing = next((one for one in named if not isinstance(one, str) or one not in known), None)
         if missing is not None or len(named) != len(found):
             what = f"{missing!r:.80}" if missing is not None else f"{len(named)} of {len(found)}"
@@ -177,7 +182,7 @@ class _Sample:
             )
         return [known.get(one) for one in named if isinstance(one, str)]
 
-    def _aliases(self, name: str) -> tuple[str, str, str]:
+    def _list_aliases(self, name: str) -> tuple[str, str, str]:
         """What a record may call a file of its own: all of its name, without folders, and without the key."""
         return name, name.rpartition("/")[2], name[len(self.key) + 1 :]
 
@@ -187,7 +192,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 @final
-class _Header(tarfile.TarInfo):
+class _TarHeader(tarfile.TarInfo):
     """A header that tells a damaged one, and the end of a cut tar, from the end of a whole one."""
 
     @classmethod
@@ -196,17 +201,17 @@ class _Header(tarfile.TarInfo):
         if not buf:
             raise EOFError
         if len(buf) < tarfile.BLOCKSIZE:
-            raise Broken(_CUT)
+            raise DecompressionError(_TRUNCATED)
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError:
             if any(buf):
-                raise Broken("a damaged header") from None
+                raise DecompressionError("a damaged header") from None
             raise
 
 
 @final
-class _Reader:
+class _WebDatasetReader:
     """Reads the files of a tar.
 
     Args:
@@ -214,35 +219,38 @@ class _Reader:
         limits: what is refused for its size.
     """
 
-    def __init__(self, stream: PartStream, limits: Limits) -> None:
+    def __init__(self, stream: PartStream, limits: ReadLimits) -> None:
         self._stream, self._limits = stream, limits
         source = stream.source
         self._file = source.path.rpartition("/")[2]
         self._named = source.compression is None and not is_url(source.path)
 
-    def samples(self) -> Generator[_Sample]:
+    def samples(self) -> Generator[_WebDatasetSample]:
         """The samples in the order of the tar."""
         name, at = self._stream.source.name, 0
         try:
             with tarfile.open(
-                fileobj=cast("BinaryIO", self._stream), mode="r|", bufsize=_BUFFER, tarinfo=_Header
+                fileobj=cast("BinaryIO", self._stream),
+                mode="r|",
+                bufsize=_BUFFER_BYTES,
+                tarinfo=_TarHeader,
             ) as opened:
-                sample: _Sample | None = None
+                sample: _WebDatasetSample | None = None
                 while (entry := opened.next()) is not None:
                     opened.members = []  # type: ignore[attr-defined]
                     at = entry.offset
-                    match = _NAME.fullmatch(entry.name)
+                    match = _NAME_PATTERN.fullmatch(entry.name)
                     if entry.isdir() or match is None:
                         continue
-                    key = printable(match[1])
+                    key = decode_file_name(match[1])
                     if sample is None or sample.key != key:
                         if sample is not None:
                             yield sample
-                        sample = _Sample(key, entry.offset)
+                        sample = _WebDatasetSample(key, entry.offset)
                     self._take(sample, entry, opened)
                 if sample is not None:
                     yield sample
-                self._refuse_more(opened)
+                self._refuse_trailing_bytes(opened)
         except InputError:
             raise
         except EOFError:
@@ -250,56 +258,59 @@ class _Reader:
                 f"{name} ends behind the file at byte {at:,} without the mark of its end, so that more may be missing. "
                 "Fetch it anew; where its writer leaves the mark out, add it: truncate -s +1024 FILE."
             ) from None
-        except (Broken, tarfile.TarError, ValueError, OverflowError) as error:
+        except (DecompressionError, tarfile.TarError, ValueError, OverflowError) as error:
             # tarfile itself has no kind of error for a file that ends in the middle of a member.
             ended = isinstance(error, tarfile.ReadError) and not self._stream.read(1)
             raise InputError(
-                f"{name} is damaged behind byte {at:,} ({_CUT if ended else str(error) or 'unknown form'}): fetch or "
+                f"{name} is damaged behind byte {at:,} ({_TRUNCATED if ended else str(error) or 'unknown form'}): "
+                f"fetch or "
                 "pack it anew, or leave it out."
             ) from error
 
-    def _refuse_more(self, opened: tarfile.TarFile) -> None:
+    def _refuse_trailing_bytes(self, opened: tarfile.TarFile) -> None:
         """Raise where bytes come behind the end of the tar: ``cat`` joins tars so that only the first is read."""
         file: Any = opened.fileobj
-        while data := file.read(_BUFFER):
+        while data := file.read(_BUFFER_BYTES):
             if any(data):
                 raise InputError(
                     f"{self._stream.source.name} goes on behind its end: it seems to be several tars in one file; join "
                     "them with tar --concatenate, or keep them apart."
                 )
 
-    def _take(self, sample: _Sample, entry: tarfile.TarInfo, opened: tarfile.TarFile) -> None:
+    def _take(
+        self, sample: _WebDatasetSample, entry: tarfile.TarInfo, opened: tarfile.TarFile
+    ) -> None:
         """Take a file into its sample."""
-        name = printable(entry.name)
+        name = decode_file_name(entry.name)
         if name in sample.names:
             sample.refuse(f"holds {name!r} twice: keep one of them")
         sample.names.append(name)
         if not entry.isreg() or entry.issparse():
             sample.refuse(f"has the link or special file {name!r}: pack it with tar --dereference")
-        elif (kind := kind_by_name(entry.name)) is not None:
+        elif (kind := detect_medium_kind(entry.name)) is not None:
             self._take_medium(sample, kind, name, entry, opened)
-        elif (ending := ending_of(entry.name).lower()) in (*_TEXTS, _RECORD):
+        elif (ending := get_suffix(entry.name).lower()) in (*_TEXT_SUFFIXES, _RECORD_SUFFIX):
             most = self._limits.record_bytes
             if entry.size > most:
                 sample.refuse(f"has {name!r} of {entry.size:,} bytes, more than {most:,}: cut it")
                 return
-            data = _data(opened, entry)
-            if ending == _RECORD:
-                _take_record(sample, name, data)
+            data = _read_entry(opened, entry)
+            if ending == _RECORD_SUFFIX:
+                _add_record(sample, name, data)
             else:
-                _take_text(sample, name, ending, data)
+                _add_text(sample, name, ending, data)
 
     def _take_medium(
         self,
-        sample: _Sample,
-        kind: Kind,
+        sample: _WebDatasetSample,
+        kind: MediumKind,
         name: str,
         entry: tarfile.TarInfo,
         opened: tarfile.TarFile,
     ) -> None:
         media = sample.media.setdefault(kind, [])
         if self._named:
-            media.append((name, place_within(self._file, entry.offset_data, entry.size)))
+            media.append((name, format_tar_location(self._file, entry.offset_data, entry.size)))
             return
         most = self._limits.medium_bytes
         if sample.held + entry.size > most:
@@ -309,36 +320,36 @@ class _Reader:
             )
             return
         sample.held += entry.size
-        media.append((name, {"bytes": _data(opened, entry), "path": name}))
+        media.append((name, {"bytes": _read_entry(opened, entry), "path": name}))
 
 
-def _data(opened: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+def _read_entry(opened: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
     file = opened.extractfile(entry)
     data = b"" if file is None else file.read()
     if len(data) < entry.size:
-        raise Broken(_CUT)
+        raise DecompressionError(_TRUNCATED)
     return data
 
 
-def _take_record(sample: _Sample, name: str, data: bytes) -> None:
+def _add_record(sample: _WebDatasetSample, name: str, data: bytes) -> None:
     try:
         record = msgspec.json.decode(data)
-    except NOT_JSON as error:
+    except JSON_DECODE_ERRORS as error:
         sample.refuse(f"has {name!r}, which is no JSON: {error}; mend it or leave it out")
         return
     if not isinstance(record, dict):
-        sample.refuse(f"has {kind_of(record)} in {name!r}, not an object with columns")
+        sample.refuse(f"has {describe_json_type(record)} in {name!r}, not an object with columns")
         return
     if sample.record is not None:
         sample.refuse(f"has several .json files, {name!r} the last: keep one record a sample")
     sample.record = record
 
 
-def _take_text(sample: _Sample, name: str, ending: str, data: bytes) -> None:
+def _add_text(sample: _WebDatasetSample, name: str, ending: str, data: bytes) -> None:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        sample.refuse(f"has {name!r}, in which {no_utf8(data[error.start])}")
+        sample.refuse(f"has {name!r}, in which {describe_invalid_utf8(data[error.start])}")
         return
     if ending in sample.texts:
         sample.refuse(f"has several {ending} files, {name!r} the last: keep one text a sample")

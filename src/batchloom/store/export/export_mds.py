@@ -15,16 +15,16 @@ import numpy as np
 
 from batchloom.core.errors import InputError
 from batchloom.store.format import SIDE_NAMES
-from batchloom.store.read import Store, Stretch, int32_ids, walk
-from batchloom.store.write import write_file, write_pieces
+from batchloom.store.read import DocumentRange, Store, iter_document_ranges, to_int32
+from batchloom.store.write import write_chunks, write_file
 
-Tick = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 
 _SHARD_BYTES = 1 << 26
-_MOST_BYTES = 2**32 - 1
+_MAX_SHARD_BYTES = 2**32 - 1
 
 
-def export_mds(store: Store, folder: Path, tick: Tick) -> list[str]:
+def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
     """MDS shards of about 64 MiB and their ``index.json``.
 
     Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 where masked; ``source`` str
@@ -46,20 +46,20 @@ def export_mds(store: Store, folder: Path, tick: Tick) -> list[str]:
         columns["record"] = "int", 8
     if store.contents.preferences:
         columns["pair"] = "int", 8
-    shards = _Shards(folder, columns)
+    shards = _MdsWriter(folder, columns)
     sources = store.manifest.sources if store.manifest else ()
     names = [source.name.encode() for source in sources]
-    for stretch in walk(store):
-        for sample in _samples(stretch, names):
+    for stretch in iter_document_ranges(store):
+        for sample in _encode_samples(stretch, names):
             shards.add(sample)
         tick(len(stretch.lengths))
     shards.finish()
     return []
 
 
-def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
+def _encode_samples(stretch: DocumentRange, names: list[bytes]) -> list[bytes]:
     stops = np.cumsum(stretch.lengths).tolist()
-    ids = int32_ids(stretch.ids).astype("<i4").tobytes()
+    ids = to_int32(stretch.ids).astype("<i4").tobytes()
     flags = None if stretch.trained is None else stretch.trained.tobytes()
     sources = None if stretch.sources is None else stretch.sources.tolist()
     records = b"" if stretch.records is None else stretch.records.astype("<i8").tobytes()
@@ -67,7 +67,7 @@ def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
     pairs = b"" if stretch.sides is None else stretch.sides.pairs.astype("<i8").tobytes()
     samples = []
     for number, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
-        shape = _shape(stop - start)
+        shape = _encode_shape(stop - start)
         values = [shape + ids[4 * start : 4 * stop]]
         if flags is not None:
             values.append(shape + flags[start:stop])
@@ -76,7 +76,7 @@ def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
         if sides is not None:
             values.append(SIDE_NAMES[sides[number]].encode())
         sizes = list(map(len, values))
-        if sum(sizes) > _MOST_BYTES - _SHARD_BYTES:
+        if sum(sizes) > _MAX_SHARD_BYTES - _SHARD_BYTES:
             raise InputError(
                 f"A document of {stop - start:,} tokens is too long for an MDS shard, which ends at 4 GiB; give "
                 "--to megatron or parquet."
@@ -87,14 +87,14 @@ def _samples(stretch: Stretch, names: list[bytes]) -> list[bytes]:
     return samples
 
 
-def _shape(size: int) -> bytes:
+def _encode_shape(size: int) -> bytes:
     """What stands before a one-dimensional array: dimensions and the width of its size, its size."""
     code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
     return bytes([1 << 2 | code]) + size.to_bytes(1 << code, "little")
 
 
 @final
-class _Shards:
+class _MdsWriter:
     def __init__(self, folder: Path, columns: dict[str, tuple[str, int | None]]) -> None:
         self._folder = folder
         self._config = {
@@ -134,7 +134,7 @@ class _Shards:
         np.cumsum([len(sample) for sample in self._samples], out=offsets[1:])
         offsets += 4 + 4 * (count + 1) + len(self._head)
         head = np.array([count], "<u4").tobytes() + offsets.astype("<u4").tobytes() + self._head
-        write_pieces(self._folder / name, [head, *self._samples])
+        write_chunks(self._folder / name, [head, *self._samples])
         data = {"basename": name, "bytes": int(offsets[-1]), "hashes": {}}
         self._entries.append({**self._config, "raw_data": data, "samples": count, "zip_data": None})
         self._samples, self._bytes = [], 0

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchloom.store.format import SIDE_NAMES
-from batchloom.store.read import Store, Stretch, int32_ids, walk
-from batchloom.store.write import write_file, writing
+from batchloom.store.read import DocumentRange, Store, iter_document_ranges, to_int32
+from batchloom.store.write import wrap_write_errors, write_file
 
-Tick = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 
 
-def export_parquet(store: Store, folder: Path, tick: Tick) -> list[str]:
+def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
     """A Parquet file a shard: ``input_ids`` list<int32>, ``loss_mask`` list<int8> where masked, origins.
 
     Of preferences also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``).
@@ -26,29 +26,29 @@ def export_parquet(store: Store, folder: Path, tick: Tick) -> list[str]:
     Raises:
         OutputError: nothing can be written.
     """
-    name, schema = store.split or store.path.name, _schema(store)
+    name, schema = store.split or store.path.name, _make_schema(store)
     for number in range(len(store.shards)):
         path = folder / f"{name}-{number:05d}-of-{len(store.shards):05d}.parquet"
         # Ids of a vocabulary do not fit a dictionary page: looking for one takes longer than all else.
         options = {"compression": "zstd", "use_dictionary": ["source", "side"]}
-        with _synced(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
-            for table in _tables(store, number, schema, tick):
+        with _open_synced(path) as file, pq.ParquetWriter(file, schema, **options) as writer:
+            for table in _iter_tables(store, number, schema, tick):
                 writer.write_table(table)
     return []
 
 
-def export_hf(store: Store, folder: Path, tick: Tick) -> list[str]:
+def export_hf(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
     """What ``datasets.load_from_disk`` opens: an Arrow stream a shard, and two small JSON files.
 
     Raises:
         OutputError: nothing can be written.
     """
-    schema, names = _schema(store), []
+    schema, names = _make_schema(store), []
     for number in range(len(store.shards)):
         names.append(f"data-{number:05d}-of-{len(store.shards):05d}.arrow")
         path = folder / names[-1]
-        with _synced(path) as file, pa.ipc.new_stream(file, schema) as writer:
-            for table in _tables(store, number, schema, tick):
+        with _open_synced(path) as file, pa.ipc.new_stream(file, schema) as writer:
+            for table in _iter_tables(store, number, schema, tick):
                 writer.write_table(table)
     state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in names],
@@ -66,14 +66,14 @@ def export_hf(store: Store, folder: Path, tick: Tick) -> list[str]:
 
 
 @contextlib.contextmanager
-def _synced(path: Path) -> Iterator[IO[bytes]]:
-    with writing(path), path.open("wb") as file:
+def _open_synced(path: Path) -> Iterator[IO[bytes]]:
+    with wrap_write_errors(path), path.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
 
 
-def _schema(store: Store) -> pa.Schema:
+def _make_schema(store: Store) -> pa.Schema:
     fields = [("input_ids", pa.list_(pa.int32()))]
     if store.masked:
         fields.append(("loss_mask", pa.list_(pa.int8())))
@@ -84,16 +84,18 @@ def _schema(store: Store) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _tables(store: Store, shard: int, schema: pa.Schema, tick: Tick) -> Iterator[pa.Table]:
+def _iter_tables(
+    store: Store, shard: int, schema: pa.Schema, tick: ProgressCallback
+) -> Iterator[pa.Table]:
     names = pa.array([source.name for source in store.manifest.sources] if store.manifest else [])
-    for stretch in walk(store, shard):
-        yield pa.Table.from_arrays(_columns(stretch, names), schema=schema)
+    for stretch in iter_document_ranges(store, shard):
+        yield pa.Table.from_arrays(_make_columns(stretch, names), schema=schema)
         tick(len(stretch.lengths))
 
 
-def _columns(stretch: Stretch, names: pa.Array) -> list[pa.Array]:
+def _make_columns(stretch: DocumentRange, names: pa.Array) -> list[pa.Array]:
     bounds = pa.array(np.concatenate([[0], np.cumsum(stretch.lengths)]), pa.int32())
-    columns = [pa.ListArray.from_arrays(bounds, pa.array(int32_ids(stretch.ids)))]
+    columns = [pa.ListArray.from_arrays(bounds, pa.array(to_int32(stretch.ids)))]
     if stretch.trained is not None:
         columns.append(pa.ListArray.from_arrays(bounds, pa.array(stretch.trained.view(np.int8))))
     if stretch.sources is not None:

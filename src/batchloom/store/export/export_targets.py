@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Literal
 
 from batchloom.core.errors import InputError, StoreConflictError
-from batchloom.core.locks import lock_alone
-from batchloom.core.partial_files import ASIDE
-from batchloom.core.settings import nearest, raise_problems
+from batchloom.core.locks import lock_exclusively
+from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.core.settings import raise_problems, suggest
 from batchloom.store.export.export_mds import export_mds
 from batchloom.store.export.export_tokens import export_flat, export_merged, export_shards
 from batchloom.store.read import Store, open_store, refuse_media
-from batchloom.store.write import make_folder, sync_folder, writing
+from batchloom.store.write import make_folder, sync_folder, wrap_write_errors
 
-Target = Literal["megatron", "flat", "parquet", "hf", "mds"]
-TARGETS = ("megatron", "flat", "parquet", "hf", "mds")
+ExportTarget = Literal["megatron", "flat", "parquet", "hf", "mds"]
+EXPORT_TARGETS = ("megatron", "flat", "parquet", "hf", "mds")
 _SYNTHETIC_NOTE = (
     "source=synthetic: these documents are made up, and what was exported does not say so as their store does. Keep "
     "it apart from real data."
 )
-_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """What was written.
 
     Attributes:
@@ -54,13 +54,13 @@ class Exported:
 def export_store(
     path: str | os.PathLike[str],
     *,
-    to: Target,
+    to: ExportTarget,
     out: str | os.PathLike[str],
     split: str = "train",
     merge: str | None = None,
     generation: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Exported:
+) -> ExportResult:
     """Write one subset of a store (or a bare prefix) in a form that others read.
 
     Streams in bounded memory, and compares a store with its checksums on the way. The folder appears as a whole or
@@ -83,7 +83,7 @@ def export_store(
         StoreConflictError: ``out`` is not empty, or another run writes it.
         OutputError: ``out`` cannot be written.
     """
-    raise_problems(_problems(to, merge))
+    raise_problems(_list_problems(to, merge))
     # Without it a flipped bit would go into files that have no checksums. A bare prefix has none to compare with.
     store = open_store(
         path,
@@ -99,7 +99,7 @@ def export_store(
         )
     refuse_media(store.manifest, store.location.name, "an export")
     tick = progress or (lambda _: None)
-    with _aside(place) as folder:
+    with _open_staging_folder(place) as folder:
         if to == "megatron" and merge is not None:
             notes = export_merged(store, folder, merge, tick)
         elif to == "megatron":
@@ -107,27 +107,29 @@ def export_store(
         elif to == "flat":
             notes = export_flat(store, folder, tick)
         else:
-            notes = _writer(to)(store, folder, tick)
+            notes = _choose_exporter(to)(store, folder, tick)
     if store.contents.removed.size:
         notes = [*notes, f"{store.contents.removed.size:,} removed documents are left out."]
     if store.contents.synthetic:
         notes = [*notes, _SYNTHETIC_NOTE]
     sizes = [one.stat().st_size for one in place.iterdir()]
-    return Exported(place, to, *store.contents.kept, len(sizes), sum(sizes), tuple(notes))
+    return ExportResult(place, to, *store.contents.kept, len(sizes), sum(sizes), tuple(notes))
 
 
-def _problems(to: str, merge: str | None) -> list[str]:
+def _list_problems(to: str, merge: str | None) -> list[str]:
     problems = []
-    if to not in TARGETS:
-        problems.append(f"to: {to!r} is none of {', '.join(TARGETS)}{nearest(str(to), TARGETS)}")
+    if to not in EXPORT_TARGETS:
+        problems.append(
+            f"to: {to!r} is none of {', '.join(EXPORT_TARGETS)}{suggest(str(to), EXPORT_TARGETS)}"
+        )
     if merge is not None and to != "megatron":
         problems.append(f"merge: names the one prefix of --to megatron; --to {to} has none")
-    if merge is not None and not _NAME.fullmatch(merge):
+    if merge is not None and not _NAME_PATTERN.fullmatch(merge):
         problems.append(f"merge: {merge!r} is no file name of letters, digits, '.', '_' and '-'")
     return problems
 
 
-def _writer(to: str) -> Callable[[Store, Path, Callable[[int], None]], list[str]]:
+def _choose_exporter(to: str) -> Callable[[Store, Path, Callable[[int], None]], list[str]]:
     """The writer of a target; pyarrow is loaded only where it is needed."""
     if to == "mds":
         return export_mds
@@ -136,22 +138,22 @@ def _writer(to: str) -> Callable[[Store, Path, Callable[[int], None]], list[str]
 
 
 @contextlib.contextmanager
-def _aside(out: Path) -> Iterator[Path]:
+def _open_staging_folder(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` that takes its name when all is written, and is deleted otherwise."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StoreConflictError(
             f"{out} is there already and not empty; choose another --out, or delete it."
         )
-    folder = out.absolute().with_name(out.absolute().name + ASIDE)
+    folder = out.absolute().with_name(out.absolute().name + PARTIAL_SUFFIX)
     make_folder(folder)
-    with _locked(folder, out):
-        with writing(folder):
+    with _lock_output(folder, out):
+        with wrap_write_errors(folder):
             for left in folder.iterdir():
                 left.unlink()
         try:
             yield folder
             sync_folder(folder)
-            with writing(out):
+            with wrap_write_errors(out):
                 folder.replace(out)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -160,11 +162,11 @@ def _aside(out: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, out: Path) -> Iterator[None]:
+def _lock_output(folder: Path, out: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with writing(folder):
-            lock_alone(
+        with wrap_write_errors(folder):
+            lock_exclusively(
                 descriptor,
                 folder,
                 busy=lambda: (

@@ -10,14 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format import CHECK, checksum, index_pieces, map_file, mask_pieces
-from batchloom.store.read import Store, Stretch, walk
-from batchloom.store.write import write_file, write_pieces, writing
+from batchloom.store.format import (
+    CHECK_REMEDY,
+    compute_checksum,
+    iter_index_chunks,
+    iter_mask_chunks,
+    map_file,
+)
+from batchloom.store.read import DocumentRange, Store, iter_document_ranges
+from batchloom.store.write import wrap_write_errors, write_chunks, write_file
 
-Tick = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 
 
-def export_shards(store: Store, folder: Path, tick: Tick) -> list[str]:
+def export_shards(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
     """Every shard as the Megatron prefix it is: hard links, copies where the file system has none.
 
     Returns:
@@ -40,7 +46,7 @@ def export_shards(store: Store, folder: Path, tick: Tick) -> list[str]:
             if suffix != ".mask" or source.is_file():
                 _link_or_copy(source.resolve(), folder / source.name)
         tick(store.shards.bounds[number + 1] - store.shards.bounds[number])
-    return _lost(store)
+    return _list_losses(store)
 
 
 def _verify_shard(store: Store, number: int) -> None:
@@ -50,24 +56,26 @@ def _verify_shard(store: Store, number: int) -> None:
     entry = store.manifest.subsets[store.split].shards[number]
     for suffix, stated in ((".bin", entry.bin), (".idx", entry.idx), (".mask", entry.mask)):
         path = store.shards.stems[number].with_name(entry.name + suffix)
-        if stated is not None and checksum(map_file(path)) != stated:
-            raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK}")
+        if stated is not None and compute_checksum(map_file(path)) != stated:
+            raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
 
 
-def _write_shard(store: Store, number: int, stem: Path, tick: Tick) -> None:
+def _write_shard(store: Store, number: int, stem: Path, tick: ProgressCallback) -> None:
     """A shard without its removed documents, which is nothing where all of them are."""
-    lengths = _kept_lengths(store, *store.shards.bounds[number : number + 2])
+    lengths = _read_remaining_lengths(store, *store.shards.bounds[number : number + 2])
     if not lengths.size:
         return
-    write_pieces(stem.with_suffix(".idx"), index_pieces(lengths, store.dtype))
-    write_pieces(stem.with_suffix(".bin"), _ids(walk(store, number), tick))
-    flags = np.concatenate([one.trained for one in walk(store, number) if one.trained is not None])
+    write_chunks(stem.with_suffix(".idx"), iter_index_chunks(lengths, store.dtype))
+    write_chunks(stem.with_suffix(".bin"), _iter_ids(iter_document_ranges(store, number), tick))
+    flags = np.concatenate(
+        [one.trained for one in iter_document_ranges(store, number) if one.trained is not None]
+    )
     if not flags.all():
         trained = int(np.count_nonzero(flags))
-        write_pieces(stem.with_suffix(".mask"), mask_pieces(flags.size, trained, [flags]))
+        write_chunks(stem.with_suffix(".mask"), iter_mask_chunks(flags.size, trained, [flags]))
 
 
-def _kept_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
+def _read_remaining_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
     """Lengths of documents ``start`` to ``stop - 1`` without the removed ones."""
     lengths = store.lengths.slice(start, stop)
     first, last = store.contents.removed.searchsorted([start, stop])
@@ -77,7 +85,7 @@ def _kept_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    with writing(target):
+    with wrap_write_errors(target):
         try:
             target.hardlink_to(source)
         except OSError:
@@ -87,28 +95,28 @@ def _link_or_copy(source: Path, target: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def export_merged(store: Store, folder: Path, name: str, tick: Tick) -> list[str]:
+def export_merged(store: Store, folder: Path, name: str, tick: ProgressCallback) -> list[str]:
     """All shards as one Megatron prefix; gives back what is lost.
 
     Raises:
         OutputError: nothing can be written.
     """
-    lengths = _kept_lengths(store, 0, len(store))
-    write_pieces(folder / f"{name}.idx", index_pieces(lengths, store.dtype))
-    write_pieces(folder / f"{name}.bin", _ids(walk(store), tick))
+    lengths = _read_remaining_lengths(store, 0, len(store))
+    write_chunks(folder / f"{name}.idx", iter_index_chunks(lengths, store.dtype))
+    write_chunks(folder / f"{name}.bin", _iter_ids(iter_document_ranges(store), tick))
     _write_mask(store, folder / f"{name}.mask")
-    return _lost(store)
+    return _list_losses(store)
 
 
-def export_flat(store: Store, folder: Path, tick: Tick) -> list[str]:
+def export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
     """All ids back to back in one file, and a small JSON that says what they are; gives back what is lost.
 
     Raises:
         OutputError: nothing can be written.
     """
     name = store.split or store.path.name
-    ends = _Ends(store.end_id)
-    write_pieces(folder / f"{name}.bin", _ids(ends.watch(walk(store)), tick))
+    ends = _EndTokenCheck(store.end_id)
+    write_chunks(folder / f"{name}.bin", _iter_ids(ends.watch(iter_document_ranges(store)), tick))
     _write_mask(store, folder / f"{name}.mask")
     clear = store.manifest is not None and ends.exact
     facts = {
@@ -120,7 +128,7 @@ def export_flat(store: Store, folder: Path, tick: Tick) -> list[str]:
         "tokenizer": store.manifest.tokenizer.name if store.manifest else None,
     }
     write_file(folder / f"{name}.json", json.dumps(facts, indent=1).encode() + b"\n")
-    notes = _lost(store)
+    notes = _list_losses(store)
     if not clear:
         notes.append(
             "Where documents end cannot be told from the flat file: they do not all end with the end token, or hold "
@@ -129,14 +137,14 @@ def export_flat(store: Store, folder: Path, tick: Tick) -> list[str]:
     return notes
 
 
-class _Ends:
+class _EndTokenCheck:
     """Whether the end token stands at the end of every document and nowhere else."""
 
     def __init__(self, end_id: int) -> None:
         self._end_id = end_id
         self.exact = True
 
-    def watch(self, found: Iterator[Stretch]) -> Iterator[Stretch]:
+    def watch(self, found: Iterator[DocumentRange]) -> Iterator[DocumentRange]:
         for stretch in found:
             marks = stretch.ids == self._end_id
             lasts = np.cumsum(stretch.lengths) - 1
@@ -145,7 +153,7 @@ class _Ends:
             yield stretch
 
 
-def _ids(found: Iterator[Stretch], tick: Tick) -> Iterator[memoryview]:
+def _iter_ids(found: Iterator[DocumentRange], tick: ProgressCallback) -> Iterator[memoryview]:
     for stretch in found:
         yield np.ascontiguousarray(stretch.ids).data
         tick(len(stretch.lengths))
@@ -153,18 +161,21 @@ def _ids(found: Iterator[Stretch], tick: Tick) -> Iterator[memoryview]:
 
 def _write_mask(store: Store, path: Path) -> None:
     if store.contents.trained_tokens < store.contents.kept[1]:
-        write_pieces(
-            path, mask_pieces(store.contents.kept[1], store.contents.trained_tokens, _flags(store))
+        write_chunks(
+            path,
+            iter_mask_chunks(
+                store.contents.kept[1], store.contents.trained_tokens, _iter_mask_flags(store)
+            ),
         )
 
 
-def _flags(store: Store) -> Iterator[NDArray[np.bool_]]:
-    for stretch in walk(store):
+def _iter_mask_flags(store: Store) -> Iterator[NDArray[np.bool_]]:
+    for stretch in iter_document_ranges(store):
         if stretch.trained is not None:
             yield stretch.trained
 
 
-def _lost(store: Store) -> list[str]:
+def _list_losses(store: Store) -> list[str]:
     """What of a store such files do not hold, or only we read, one sentence each."""
     notes = []
     if store.contents.preferences:

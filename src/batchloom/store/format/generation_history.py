@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-Made = Literal["prepared", "appended", "removed", "compacted"]
-MADE: tuple[str, ...] = get_args(Made)
+GenerationKind = Literal["prepared", "appended", "removed", "compacted"]
+GENERATION_KINDS: tuple[str, ...] = get_args(GenerationKind)
 # Numbers of a manifest. Their products with the bytes of a row or a token stay below 2**63.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -50,7 +50,7 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """
 
     number: Count
-    made: Made
+    made: GenerationKind
     documents: dict[str, Count]
     tokens: dict[str, Size]
     fingerprints: dict[str, str]
@@ -66,7 +66,7 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         return self.made in ("prepared", "appended")
 
 
-def readable(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
+def list_readable_generations(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
     """Numbers of the generations that can still be opened: those since the last compaction."""
     kept: list[int] = []
     for entry in history:
@@ -74,7 +74,7 @@ def readable(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def history_faults(
+def list_history_faults(
     generation: int, history: tuple[GenerationEntry, ...], sources: int
 ) -> list[str]:
     """List the contradictions in a history, one phrase each; ``sources`` are those of the manifest."""
@@ -90,7 +90,7 @@ def history_faults(
     return []
 
 
-def layer_faults(
+def list_layer_faults(
     generation: int, layers: tuple[LayerEntry, ...], bounds: set[int], documents: int
 ) -> list[str]:
     """What contradicts itself in the layers of a subset, one phrase each.

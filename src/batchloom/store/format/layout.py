@@ -13,7 +13,7 @@ QUARANTINE_NAME = "quarantine.jsonl"
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"
 LENGTHS_NAME = "lengths.u32"
-LENGTHS_SUMS_NAME = "lengths.sums"
+LENGTHS_CHECKSUMS_NAME = "lengths.sums"
 # The manifests of older generations.
 GENERATIONS_NAME = "generations"
 # A folder with it is a store that is not finished, or that is being appended to.
@@ -47,34 +47,34 @@ UINT16_VOCABULARY = 65_500
 UINT16_IDS = 1 << 16
 
 
-def token_dtype(name: str, vocab_size: int) -> str:
+def choose_token_dtype(name: str, vocab_size: int) -> str:
     """The dtype name for ``auto|uint16|int32`` and a vocabulary of ``vocab_size`` ids."""
     if name == "auto":
         return "uint16" if vocab_size < UINT16_VOCABULARY else "int32"
     return name
 
 
-def shard_name(number: int) -> str:
+def format_shard_name(number: int) -> str:
     """``shard_00017`` for 17; more digits above 99,999."""
     return f"shard_{number:05d}"
 
 
-def of_generation(name: str, generation: int) -> str:
+def format_generation_file_name(name: str, generation: int) -> str:
     """``lengths.00002.u32`` for ``lengths.u32`` of generation 2; the first generation's files have plain names."""
     stem, dot, ending = name.partition(".")
     return name if generation == 1 else f"{stem}.{generation:05d}{dot}{ending}"
 
 
-def removed_name(generation: int) -> str:
+def format_removed_name(generation: int) -> str:
     """The file of a subset that names the documents removed by a generation and those before it."""
     return f"removed.{generation:05d}.u64"
 
 
-def generation_name(generation: int) -> str:
+def format_generation_name(generation: int) -> str:
     """Where the manifest of an older generation lies inside its store."""
     return f"{GENERATIONS_NAME}/{generation:05d}.json"
 
 
-def checksum(data: bytes | memoryview) -> str:
+def compute_checksum(data: bytes | memoryview) -> str:
     """XXH3-128 of ``data`` as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)

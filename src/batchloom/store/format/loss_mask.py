@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format.file_header import CHECK, HEADER, read_header
+from batchloom.store.format.file_header import CHECK_REMEDY, HEADER, read_header
 from batchloom.store.format.megatron_index import map_file
 
 MAGIC = b"BLMMASK\x00"
 
 
 @final
-class MaskBits:
+class MaskBuilder:
     """The bits of a shard as its tokens come, packed.
 
     Attributes:
@@ -51,7 +51,9 @@ class MaskBits:
         return header + self._bits + np.packbits(self._rest, bitorder="little").tobytes()
 
 
-def mask_pieces(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -> Iterator[bytes]:
+def iter_mask_chunks(
+    tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]
+) -> Iterator[bytes]:
     """The bytes of a ``.mask`` file whose counts are known, a bounded piece at a time.
 
     Args:
@@ -70,7 +72,7 @@ def mask_pieces(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -
 
 
 @final
-class Mask:
+class LossMask:
     """A mapped ``.mask`` file.
 
     Attributes:
@@ -95,20 +97,20 @@ class Mask:
         return int(np.bitwise_count(self.bits).sum(dtype=np.int64))
 
 
-def map_mask(path: Path, tokens: int) -> Mask:
+def map_mask(path: Path, tokens: int) -> LossMask:
     """Map the ``.mask`` file of a shard of so many tokens.
 
     Raises:
         StoreError: the file is missing, of another kind or version, or not of so many tokens.
     """
-    return mask_of(map_file(path), path, tokens)
+    return parse_mask(map_file(path), path, tokens)
 
 
-def mask_of(view: memoryview, path: Path, tokens: int) -> Mask:
+def parse_mask(view: memoryview, path: Path, tokens: int) -> LossMask:
     """The mask in the content of a ``.mask`` file, wherever it lies; else as :func:`map_mask`."""
     stated, trained = read_header(view, path, MAGIC)
     if stated != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
         raise StoreError(
-            f"{path} says {stated:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK}"
+            f"{path} says {stated:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
         )
-    return Mask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
+    return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))

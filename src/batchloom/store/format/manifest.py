@@ -16,46 +16,46 @@ import xxhash
 from msgspec.structs import replace
 
 from batchloom.core.errors import GenerationError, StoreError
-from batchloom.core.files import NOT_JSON, because, read_regular
+from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format.generation_history import (
     Count,
     Digest,
     GenerationEntry,
+    GenerationKind,
     LayerEntry,
-    Made,
     RemovedEntry,
     Size,
-    history_faults,
-    layer_faults,
-    readable,
+    list_history_faults,
+    list_layer_faults,
+    list_readable_generations,
 )
 from batchloom.store.format.layout import (
     FORMAT_VERSION,
+    LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
-    LENGTHS_SUMS_NAME,
     MANIFEST_NAME,
     SHARD_NAME,
     SMALL_FILE_LIMIT,
     SUBSETS,
     TOKEN_DTYPES,
-    checksum,
-    generation_name,
-    of_generation,
-    removed_name,
+    compute_checksum,
+    format_generation_file_name,
+    format_generation_name,
+    format_removed_name,
 )
-from batchloom.store.format.missing_store import no_store
-from batchloom.store.format.pair_index import PREFERENCES, Preferences
+from batchloom.store.format.missing_store import make_missing_store_error
+from batchloom.store.format.pair_index import PREFERENCE_KINDS, PreferenceKind
 from batchloom.tokens import Tokenizer
 
 # Elements of lists and objects: memory is bounded by them, for `[]` takes 30 times its two bytes.
 _VALUE_LIMIT = 1 << 25
-_MOST_RECORDS = 1 << 50
-_RESTORE = "restore it from a copy, or prepare the data again"
+_MAX_RECORDS = 1 << 50
+_RESTORE_REMEDY = "restore it from a copy, or prepare the data again"
 # Of a step of cleaning: its name, and its settings by name.
 _CleanStepShape = Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=1)]
 _Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
-_CHECKSUM = re.compile(rb',\n "checksum": "([0-9a-f]{32})"\n}\n\Z')
+_CHECKSUM_PATTERN = re.compile(rb',\n "checksum": "([0-9a-f]{32})"\n}\n\Z')
 _CHECKSUM_BYTES = 64
 
 
@@ -112,19 +112,22 @@ class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     @property
     def length_files(self) -> tuple[str, ...]:
         """Name of the file of lengths of each layer."""
-        return tuple(of_generation(LENGTHS_NAME, layer.generation) for layer in self.all_layers)
+        return tuple(
+            format_generation_file_name(LENGTHS_NAME, layer.generation) for layer in self.all_layers
+        )
 
     @property
-    def length_sums_files(self) -> tuple[str, ...]:
+    def length_checksum_files(self) -> tuple[str, ...]:
         """Name of the file of checksums of each layer's lengths, which older stores do not have."""
         return tuple(
-            of_generation(LENGTHS_SUMS_NAME, layer.generation) for layer in self.all_layers
+            format_generation_file_name(LENGTHS_CHECKSUMS_NAME, layer.generation)
+            for layer in self.all_layers
         )
 
     @property
     def removed_file(self) -> str | None:
         """Name of the file of removed documents; None where none are."""
-        return None if self.removed is None else removed_name(self.removed.generation)
+        return None if self.removed is None else format_removed_name(self.removed.generation)
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -203,7 +206,7 @@ class ProcessorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: str
 
 
-class Counts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class StoreCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What came in and what came out. ``dropped`` counts documents left out, by reason.
 
     ``further`` counts the documents beyond one a record, kept or dropped, where records gave several.
@@ -272,7 +275,7 @@ class _RecipeShape(msgspec.Struct):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """All of ``dataset_metadata.json``; ``docs/format.md`` gives the meaning of each field.
 
-    ``checksum`` is the XXH3-128 of the file without this field, which is the last one; empty in older stores.
+    ``compute_checksum`` is the XXH3-128 of the file without this field, which is the last one; empty in older stores.
     """
 
     format_version: int
@@ -281,7 +284,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokenizer: TokenizerEntry
     recipe: dict[str, Any]
     recipe_fingerprint: str
-    counts: Counts
+    counts: StoreCounts
     subsets: dict[str, SubsetEntry]
     subset_overrides: dict[Digest, str]
     sources: tuple[SourceEntry, ...]
@@ -292,26 +295,26 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def all_history(self) -> tuple[GenerationEntry, ...]:
         """The generations, also where there is but one."""
-        return self.history or (generation_entry(self, "prepared"),)
+        return self.history or (make_generation_entry(self, "prepared"),)
 
     @property
     def readable(self) -> tuple[int, ...]:
         """Numbers of the generations that can be opened; the last one is this."""
-        return readable(self.all_history)
+        return list_readable_generations(self.all_history)
 
-    def sources_of(self, entry: GenerationEntry) -> tuple[SourceEntry, ...]:
+    def list_sources_of(self, entry: GenerationEntry) -> tuple[SourceEntry, ...]:
         """The sources that a generation of the history added."""
         before = [one.sources for one in self.all_history if one.number < entry.number]
         return self.sources[before[-1] if before else 0 : entry.sources]
 
     @property
-    def preferences(self) -> Preferences:
+    def preferences(self) -> PreferenceKind:
         """``pairs`` or ``labels`` where the documents are preferences, else empty."""
         named = {source.preferences for source in self.sources if source.documents}
         return next((kind for kind in ("pairs", "labels") if kind in named), "")
 
 
-def subset_fingerprint(manifest: Manifest, subset: str) -> str:
+def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
     """Names the content of a subset, not its place; docs/format.md says of what it is made."""
     entry = manifest.subsets[subset]
     gone = {"removed": entry.removed.file} if entry.removed else {}
@@ -333,8 +336,8 @@ def subset_fingerprint(manifest: Manifest, subset: str) -> str:
     )
 
 
-def generation_entry(
-    manifest: Manifest, made: Made, selected: tuple[str, ...] = ()
+def make_generation_entry(
+    manifest: Manifest, made: GenerationKind, selected: tuple[str, ...] = ()
 ) -> GenerationEntry:
     """What the history says of a manifest's own generation.
 
@@ -348,7 +351,9 @@ def generation_entry(
         made=made,
         documents={name: entry.kept[0] for name, entry in manifest.subsets.items()},
         tokens={name: entry.kept[1] for name, entry in manifest.subsets.items()},
-        fingerprints={name: subset_fingerprint(manifest, name) for name in manifest.subsets},
+        fingerprints={
+            name: compute_subset_fingerprint(manifest, name) for name in manifest.subsets
+        },
         sources=len(manifest.sources),
         selected=selected,
     )
@@ -357,12 +362,12 @@ def generation_entry(
     return replace(entry, recipe=manifest.recipe, recipe_fingerprint=manifest.recipe_fingerprint)
 
 
-def chosen_fingerprint(whole: str, media: str) -> str:
+def compute_filtered_fingerprint(whole: str, media: str) -> str:
     """The fingerprint of the documents of a subset that hold such media; of all where ``media`` is empty."""
     return fingerprint([whole, {"media": media}]) if media else whole
 
 
-def generation_with(manifest: Manifest, subset: str, named: str, media: str = "") -> int | None:
+def find_generation(manifest: Manifest, subset: str, named: str, media: str = "") -> int | None:
     """The first generation in which a subset had this fingerprint; None where it never had.
 
     Args:
@@ -374,13 +379,14 @@ def generation_with(manifest: Manifest, subset: str, named: str, media: str = ""
     numbers = [
         entry.number
         for entry in manifest.all_history
-        if (whole := entry.fingerprints.get(subset)) and chosen_fingerprint(whole, media) == named
+        if (whole := entry.fingerprints.get(subset))
+        and compute_filtered_fingerprint(whole, media) == named
     ]
     # Where an old number was compacted away, a newer one of the same content does as well.
     return next((n for n in numbers if n in manifest.readable), numbers[0] if numbers else None)
 
 
-def tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
+def make_tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
     """What the manifest says of a tokenizer."""
     return TokenizerEntry(
         name=tokenizer.name,
@@ -394,24 +400,24 @@ def tokenizer_entry(tokenizer: Tokenizer) -> TokenizerEntry:
     )
 
 
-def manifest_bytes(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as it lies on disk: indented JSON, fields in the order of the class."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
-def content_checksum(manifest: Manifest) -> str:
+def compute_content_checksum(manifest: Manifest) -> str:
     """Return the XXH3-128 of a manifest's bytes without its own checksum."""
-    return checksum(manifest_bytes(replace(manifest, checksum="")))
+    return compute_checksum(encode_manifest(replace(manifest, checksum="")))
 
 
-def seal(manifest: Manifest) -> Manifest:
+def seal_manifest(manifest: Manifest) -> Manifest:
     """Give a manifest its checksum; every manifest is sealed before it is written.
 
     Raises:
         StoreError: it would be larger than a manifest that can be read.
     """
-    sealed = replace(manifest, checksum=content_checksum(manifest))
-    size = len(manifest_bytes(sealed))
+    sealed = replace(manifest, checksum=compute_content_checksum(manifest))
+    size = len(encode_manifest(sealed))
     if size > SMALL_FILE_LIMIT:
         raise StoreError(
             f"The manifest of this store would have {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} are read. Give "
@@ -423,9 +429,9 @@ def seal(manifest: Manifest) -> Manifest:
 
 def split_checksum(data: bytes) -> tuple[str, str]:
     """Return the XXH3-128 of a manifest's bytes without its checksum, and the checksum; empty in older stores."""
-    match = _CHECKSUM.search(data[-_CHECKSUM_BYTES:])
+    match = _CHECKSUM_PATTERN.search(data[-_CHECKSUM_BYTES:])
     if match is None:
-        return checksum(data), ""
+        return compute_checksum(data), ""
     digest = xxhash.xxh3_128(memoryview(data)[: len(data) - len(match[0])])
     digest.update(b"\n}\n")
     return digest.hexdigest(), match[1].decode()
@@ -444,10 +450,10 @@ def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
         StoreError: not JSON, another format version, unknown or missing fields, names that
             leave the folder, counts that contradict each other.
     """
-    return manifest_of_generation(partial(_read, folder), folder, generation)
+    return read_generation_manifest(partial(_read_manifest_file, folder), folder, generation)
 
 
-def manifest_of_generation(
+def read_generation_manifest(
     read: Callable[[str], bytes], place: Path | str, generation: int | None, tries: int = 1
 ) -> Manifest:
     """As :func:`read_manifest`, of a store that lies anywhere.
@@ -458,19 +464,19 @@ def manifest_of_generation(
         generation: an older one; None for the newest.
         tries: how often a manifest is read until it is sound: it may be damaged on its way.
     """
-    newest = _read_sound(read, place, MANIFEST_NAME, tries)
+    newest = _read_verified(read, place, MANIFEST_NAME, tries)
     if generation is None or generation == newest.generation:
         return newest
     if generation not in newest.readable:
-        raise GenerationError(_no_generation(place, newest, generation))
-    name = generation_name(generation)
+        raise GenerationError(_describe_missing_generation(place, newest, generation))
+    name = format_generation_name(generation)
     try:
-        return _read_sound(read, place, name, tries, newest.history[generation - 1].manifest)
+        return _read_verified(read, place, name, tries, newest.history[generation - 1].manifest)
     except FileNotFoundError as error:
-        raise StoreError(f"{place}/{name} is missing; {_RESTORE}.") from error
+        raise StoreError(f"{place}/{name} is missing; {_RESTORE_REMEDY}.") from error
 
 
-def _read_sound(
+def _read_verified(
     read: Callable[[str], bytes],
     place: Path | str,
     name: str,
@@ -482,7 +488,9 @@ def _read_sound(
     for left in reversed(range(tries)):
         data = read(name)
         if expected is not None and split_checksum(data)[0] != expected:
-            damage = StoreError(f"{path} is not the manifest that generation had; {_RESTORE}.")
+            damage = StoreError(
+                f"{path} is not the manifest that generation had; {_RESTORE_REMEDY}."
+            )
         else:
             try:
                 return decode_manifest(data, path)
@@ -493,19 +501,19 @@ def _read_sound(
     raise AssertionError("a manifest is read at least once")
 
 
-def _read(folder: Path, name: str) -> bytes:
+def _read_manifest_file(folder: Path, name: str) -> bytes:
     path = folder / name
     try:
-        return read_regular(path, SMALL_FILE_LIMIT)
+        return read_regular_file(path, SMALL_FILE_LIMIT)
     except FileNotFoundError as error:
         if name == MANIFEST_NAME:
-            raise no_store(folder) from error
+            raise make_missing_store_error(folder) from error
         raise
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}.") from error
 
 
-def _no_generation(folder: Path | str, newest: Manifest, generation: int) -> str:
+def _describe_missing_generation(folder: Path | str, newest: Manifest, generation: int) -> str:
     have = ", ".join(map(str, newest.readable))
     if 1 <= generation < newest.generation:
         last = newest.readable[0]
@@ -528,37 +536,38 @@ def decode_manifest(data: bytes, path: Path | str) -> Manifest:
     """
     # What the values of a list or an object are separated by, and begin with; more stands in strings.
     if len(data) > _VALUE_LIMIT and sum(map(data.count, (b",", b"[", b"{"))) > _VALUE_LIMIT:
-        raise StoreError(f"{path} has more than {_VALUE_LIMIT:,} values; {_RESTORE}.")
+        raise StoreError(f"{path} has more than {_VALUE_LIMIT:,} values; {_RESTORE_REMEDY}.")
     _check_version(data, path)
     found, stated = split_checksum(data)
     if stated and found != stated:
         raise StoreError(
-            f"{path} was changed or damaged: its checksum is {stated}, and its content has {found}; {_RESTORE}."
+            f"{path} was changed or damaged: its checksum is {stated}, and its content has {found}; {_RESTORE_REMEDY}."
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except NOT_JSON as error:
+    except JSON_DECODE_ERRORS as error:
         raise StoreError(
-            f"{path} is not a manifest of this format: {error}; {_RESTORE}."
+            f"{path} is not a manifest of this format: {error}; {_RESTORE_REMEDY}."
         ) from error
     if manifest.checksum != stated:
         raise StoreError(
-            f"{path} was changed or damaged: it does not end with its checksum {manifest.checksum!r}; {_RESTORE}."
+            f"{path} was changed or damaged: it does not end with its checksum {manifest.checksum!r}; "
+            f"{_RESTORE_REMEDY}."
         )
-    for problem in _contradictions(manifest):
-        raise StoreError(f"{path} is damaged: {problem}; {_RESTORE}.")
+    for problem in _list_contradictions(manifest):
+        raise StoreError(f"{path} is damaged: {problem}; {_RESTORE_REMEDY}.")
     return manifest
 
 
-class _Version(msgspec.Struct):
+class _VersionField(msgspec.Struct):
     format_version: int
 
 
 def _check_version(data: bytes, path: Path | str) -> None:
     try:
-        version = msgspec.json.decode(data, type=_Version).format_version
-    except NOT_JSON as error:
-        raise StoreError(f"{path} is not a manifest: {error}; {_RESTORE}.") from error
+        version = msgspec.json.decode(data, type=_VersionField).format_version
+    except JSON_DECODE_ERRORS as error:
+        raise StoreError(f"{path} is not a manifest: {error}; {_RESTORE_REMEDY}.") from error
     if version != FORMAT_VERSION:
         raise StoreError(
             f"{path} has format_version {version}; this batchloom reads {FORMAT_VERSION}. "
@@ -566,7 +575,7 @@ def _check_version(data: bytes, path: Path | str) -> None:
         )
 
 
-def _contradictions(manifest: Manifest) -> list[str]:
+def _list_contradictions(manifest: Manifest) -> list[str]:
     problems = []
     tokenizer = manifest.tokenizer
     if manifest.dtype not in TOKEN_DTYPES:
@@ -575,10 +584,10 @@ def _contradictions(manifest: Manifest) -> list[str]:
     for field, value in (("end_id", tokenizer.end_id), ("bos_id", tokenizer.bos_id)):
         if value is not None and not 0 <= value < tokenizer.vocab_size:
             problems.append(f"{field} {value} is not of the vocabulary")
-    problems += _mixed(manifest) + _recipe_faults(manifest)
-    problems += history_faults(manifest.generation, manifest.history, len(manifest.sources))
+    problems += _list_preference_faults(manifest) + _list_recipe_faults(manifest)
+    problems += list_history_faults(manifest.generation, manifest.history, len(manifest.sources))
     records = sum(part.records for source in manifest.sources for part in source.parts)
-    if records > _MOST_RECORDS:
+    if records > _MAX_RECORDS:
         problems.append(f"the parts of its sources have {records} records")
     for name in (*manifest.subsets, *manifest.subset_overrides.values()):
         if name not in SUBSETS:
@@ -598,11 +607,13 @@ def _contradictions(manifest: Manifest) -> list[str]:
                 f"subset {name!r} says {subset.documents} documents and {subset.tokens} tokens, "
                 f"its shards together {documents} and {tokens}"
             )
-        problems += [f"subset {name!r} {fault}" for fault in _generation_faults(manifest, subset)]
+        problems += [
+            f"subset {name!r} {fault}" for fault in _list_generation_faults(manifest, subset)
+        ]
     return problems
 
 
-def _recipe_faults(manifest: Manifest) -> list[str]:
+def _list_recipe_faults(manifest: Manifest) -> list[str]:
     """Return the first value of the wrong type in each recipe of a manifest, one phrase each."""
     older = {f"history[{at}].recipe": one.recipe for at, one in enumerate(manifest.history)}
     faults = []
@@ -615,10 +626,10 @@ def _recipe_faults(manifest: Manifest) -> list[str]:
     return faults
 
 
-def _generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
+def _list_generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
     """What contradicts itself in a subset's layers and removed documents, one phrase each."""
     ends = accumulate(shard.documents for shard in subset.shards)
-    faults = layer_faults(manifest.generation, subset.layers, set(ends), subset.documents)
+    faults = list_layer_faults(manifest.generation, subset.layers, set(ends), subset.documents)
     gone = subset.removed
     if gone and not (
         1 < gone.generation <= manifest.generation
@@ -629,10 +640,10 @@ def _generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
     return faults
 
 
-def _mixed(manifest: Manifest) -> list[str]:
+def _list_preference_faults(manifest: Manifest) -> list[str]:
     """What is wrong with its preferences: a store holds those of one kind and nothing else, or none."""
     kinds = {source.preferences for source in manifest.sources if source.documents}
-    if strange := sorted(kinds.difference(PREFERENCES)):
+    if strange := sorted(kinds.difference(PREFERENCE_KINDS)):
         return [f"preferences {strange[0]!r} are none of pairs and labels"]
     if len(kinds) > 1:
         return [
@@ -648,7 +659,7 @@ def _mixed(manifest: Manifest) -> list[str]:
     ]
 
 
-def recorded_weights(manifest: Manifest | None) -> tuple[tuple[str, float], ...]:
+def read_recorded_weights(manifest: Manifest | None) -> tuple[tuple[str, float], ...]:
     """The inputs that were given weights, each with its weight."""
     sources = manifest.sources if manifest else ()
     found = {

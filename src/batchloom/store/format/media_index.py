@@ -21,14 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import because
-from batchloom.core.medium import KINDS, AudioFacts, Facts, FrameFacts, ImageFacts, Kind
-from batchloom.store.format.file_header import CHECK, HEADER, read_header
+from batchloom.core.files import describe_os_error
+from batchloom.core.medium import (
+    MEDIUM_KINDS,
+    AudioFacts,
+    FrameFacts,
+    ImageFacts,
+    MediumFacts,
+    MediumKind,
+)
+from batchloom.store.format.file_header import CHECK_REMEDY, HEADER, read_header
 from batchloom.store.format.megatron_index import map_file
 
 MAGIC = b"BLMEDIA\x00"
-NOT_HELD = (1 << 64) - 1
-ROW = np.dtype(
+NOT_STORED = (1 << 64) - 1
+MEDIA_ROW_DTYPE = np.dtype(
     [
         ("digest", "<u8", (2,)),
         ("size", "<u8"),
@@ -44,7 +51,7 @@ ROW = np.dtype(
         ("zeros", "u1", (3,)),
     ]
 )
-_PIECE = 8 << 20
+_CHUNK_BYTES = 8 << 20
 
 
 class StoredMedium(NamedTuple):
@@ -64,11 +71,11 @@ class StoredMedium(NamedTuple):
     """
 
     document: int
-    kind: Kind
+    kind: MediumKind
     start: int
     tokens: int
     grid: tuple[int, int, int]
-    facts: Facts
+    facts: MediumFacts
     place: str
     size: int
     digest: bytes
@@ -81,7 +88,7 @@ class MediaRows:
     """The media of some documents.
 
     Attributes:
-        rows: in the order of their documents [M] of ``ROW``.
+        rows: in the order of their documents [M] of ``MEDIA_ROW_DTYPE``.
         places: their paths and URLs, back to back.
     """
 
@@ -107,7 +114,7 @@ class MediaRows:
             return data.decode()
         except UnicodeDecodeError as error:
             raise StoreError(
-                f"The place of a medium is no UTF-8: its file is damaged. {CHECK}"
+                f"The place of a medium is no UTF-8: its file is damaged. {CHECK_REMEDY}"
             ) from error
 
     def take(self, documents: NDArray[np.int64]) -> "MediaRows":
@@ -117,7 +124,7 @@ class MediaRows:
         kept[kept] = documents[at[kept]] == self.rows["document"][kept]
         rows = self.rows[kept].copy()
         rows["document"] = at[kept]
-        texts = [bytes(self.places[a : a + n]) for a, n in _stretches(rows)]
+        texts = [bytes(self.places[a : a + n]) for a, n in _iter_blob_ranges(rows)]
         sizes = rows["place_size"].astype(np.uint64)
         rows["place"] = np.cumsum(sizes) - sizes
         return MediaRows(rows, b"".join(texts))
@@ -128,7 +135,7 @@ class MediaRows:
         return header + self.rows.tobytes() + bytes(self.places)
 
 
-def _stretches(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
+def _iter_blob_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
     return zip(rows["place"].tolist(), rows["place_size"].tolist(), strict=True)
 
 
@@ -152,7 +159,7 @@ class ShardMedia:
     def packed(self) -> tuple[MediaRows, list[tuple[int, int]]]:
         """The rows as a shard of its own has them, and the stretches of ``blobs`` that it holds, in order."""
         rows = self.rows.rows.copy()
-        held = rows["blob"] != NOT_HELD
+        held = rows["blob"] != NOT_STORED
         if not held.any():
             return MediaRows(rows, self.rows.places), []
         begins, first, back = np.unique(rows["blob"][held], return_index=True, return_inverse=True)
@@ -178,17 +185,17 @@ def read_blob(path: Path, begin: int, size: int) -> bytes:
             file.seek(begin)
             return file.read(inside)
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}.") from error
 
 
-def blob_pieces(path: Path, stretches: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+def iter_blob_chunks(path: Path, stretches: Sequence[tuple[int, int]]) -> Iterator[bytes]:
     """Stretches of a file, a bounded piece at a time."""
     with path.open("rb") as file:
         for begin, end in stretches:
             file.seek(begin)
             left = end - begin
             while left:
-                piece = file.read(min(left, _PIECE))
+                piece = file.read(min(left, _CHUNK_BYTES))
                 if not piece:
                     raise StoreError(
                         f"{path} is cut short: {left:,} bytes of a medium are missing."
@@ -203,24 +210,24 @@ def map_media(path: Path, documents: int) -> MediaRows:
     Raises:
         StoreError: the file is missing, of another kind or version, or contradicts itself.
     """
-    return media_of(map_file(path), path, documents)
+    return parse_media(map_file(path), path, documents)
 
 
-def media_of(view: memoryview, path: Path, documents: int) -> MediaRows:
+def parse_media(view: memoryview, path: Path, documents: int) -> MediaRows:
     """The media in the content of such a file, wherever it lies; else as :func:`map_media`."""
     count, places = read_header(view, path, MAGIC)
-    end = HEADER.size + ROW.itemsize * count
+    end = HEADER.size + MEDIA_ROW_DTYPE.itemsize * count
     if len(view) != end + places:
         raise StoreError(
-            f"{path} says {count:,} media and {places:,} bytes of places in {len(view):,} bytes. {CHECK}"
+            f"{path} says {count:,} media and {places:,} bytes of places in {len(view):,} bytes. {CHECK_REMEDY}"
         )
-    rows = np.frombuffer(view, ROW, count, HEADER.size)
-    if fault := _fault(rows, documents, places):
-        raise StoreError(f"{path}: {fault}. {CHECK}")
+    rows = np.frombuffer(view, MEDIA_ROW_DTYPE, count, HEADER.size)
+    if fault := _find_fault(rows, documents, places):
+        raise StoreError(f"{path}: {fault}. {CHECK_REMEDY}")
     return MediaRows(rows, view[end:])
 
 
-def _fault(rows: NDArray[np.void], documents: int, places: int) -> str:
+def _find_fault(rows: NDArray[np.void], documents: int, places: int) -> str:
     """What contradicts itself in the rows of a shard; empty where nothing does."""
     if not len(rows):
         return ""
@@ -231,7 +238,7 @@ def _fault(rows: NDArray[np.void], documents: int, places: int) -> str:
     same = owners[1:] == owners[:-1]
     if (ends[:-1][same] > rows["start"][1:][same]).any():
         return "media of a document overlap"
-    if int(rows["kind"].max()) >= len(KINDS):
+    if int(rows["kind"].max()) >= len(MEDIUM_KINDS):
         return f"a medium is of kind {int(rows['kind'].max())}, which is none"
     begins, sizes = rows["place"].astype(np.int64), rows["place_size"].astype(np.int64)
     if (begins < 0).any() or (begins + sizes > places).any():
@@ -239,7 +246,7 @@ def _fault(rows: NDArray[np.void], documents: int, places: int) -> str:
     return ""
 
 
-def stored_media(
+def make_stored_media(
     media: MediaRows, rows: range, first: int, blobs: Path | None
 ) -> list[StoredMedium]:
     """Rows of a shard as values.
@@ -253,7 +260,7 @@ def stored_media(
     found = []
     for number in rows:
         row = media.rows[number]
-        kind = KINDS[int(row["kind"])]
+        kind = MEDIUM_KINDS[int(row["kind"])]
         begin = int(row["blob"])
         low, high = row["digest"].tolist()
         found.append(
@@ -263,17 +270,17 @@ def stored_media(
                 start=int(row["start"]),
                 tokens=int(row["tokens"]),
                 grid=tuple(row["grid"].tolist()),
-                facts=facts_of(kind, row["facts"].tolist()),
+                facts=decode_facts(kind, row["facts"].tolist()),
                 place=media.place(number),
                 size=int(row["size"]),
                 digest=((high << 64) | low).to_bytes(16, "big"),
-                blob=None if begin == NOT_HELD or blobs is None else (blobs, begin),
+                blob=None if begin == NOT_STORED or blobs is None else (blobs, begin),
             )
         )
     return found
 
 
-def facts_of(kind: Kind, numbers: Sequence[int]) -> Facts:
+def decode_facts(kind: MediumKind, numbers: Sequence[int]) -> MediumFacts:
     """What a row says of a medium."""
     first, second, third = numbers
     if kind == "audio":
@@ -283,15 +290,15 @@ def facts_of(kind: Kind, numbers: Sequence[int]) -> Facts:
     return ImageFacts(first, second, bool(third))
 
 
-def kind_of(facts: Facts) -> Kind:
+def get_facts_kind(facts: MediumFacts) -> MediumKind:
     """The kind of a row."""
     if isinstance(facts, AudioFacts):
         return "audio"
     return "video" if isinstance(facts, FrameFacts) else "image"
 
 
-def numbers_of(facts: Facts) -> tuple[int, int, int]:
-    """What :func:`facts_of` gives back."""
+def encode_facts(facts: MediumFacts) -> tuple[int, int, int]:
+    """What :func:`decode_facts` gives back."""
     if isinstance(facts, AudioFacts):
         return facts.samples, facts.rate, facts.channels
     if isinstance(facts, FrameFacts):
@@ -299,9 +306,9 @@ def numbers_of(facts: Facts) -> tuple[int, int, int]:
     return facts.width, facts.height, int(facts.animated)
 
 
-def blobs_fault(path: Path, media: MediaRows) -> str:
+def find_blobs_fault(path: Path, media: MediaRows) -> str:
     """What is wrong with the ``.blobs`` of a shard beside its rows; empty where nothing is."""
-    held = media.rows["blob"] != NOT_HELD
+    held = media.rows["blob"] != NOT_STORED
     if not held.any():
         return f"{path}: no medium of its shard lies in it." if path.exists() else ""
     ends = media.rows["blob"][held] + media.rows["size"][held]

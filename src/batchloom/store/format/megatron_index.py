@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import because, open_regular
+from batchloom.core.files import describe_os_error, open_regular_file
 from batchloom.store.format.layout import DTYPE_CODES
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -26,43 +26,43 @@ HEADER = struct.Struct("<9sQBQQ")
 _REMEDIES = {
     errno.ENOENT: "No such file or directory; restore the file from a copy, or make the store anew"
 }
-_MOST_TOKENS = 2**31 - 1
-_STRETCH = 1 << 20
+_MAX_TOKENS = 2**31 - 1
+_CHUNK_DOCUMENTS = 1 << 20
 
 
-def index_bytes(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> bytes:
+def encode_index(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> bytes:
     """The whole ``.idx`` of a shard whose documents are one sequence each."""
-    return b"".join(index_pieces(lengths, dtype))
+    return b"".join(iter_index_chunks(lengths, dtype))
 
 
-def index_pieces(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> Iterator[bytes]:
-    """The bytes of :func:`index_bytes` a bounded piece at a time.
+def iter_index_chunks(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> Iterator[bytes]:
+    """The bytes of :func:`encode_index` a bounded piece at a time.
 
     Raises:
         StoreError: a document is longer than an index can say.
     """
     count = len(lengths)
-    if count and int(lengths.max()) > _MOST_TOKENS:
+    if count and int(lengths.max()) > _MAX_TOKENS:
         raise StoreError(
             f"Document {int(lengths.argmax())} has {int(lengths.max()):,} tokens; a Megatron index holds at most "
-            f"{_MOST_TOKENS:,} for one. Cut it before."
+            f"{_MAX_TOKENS:,} for one. Cut it before."
         )
     code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
     yield HEADER.pack(MAGIC, 1, code, count, count + 1)
-    starts = range(0, count, _STRETCH)
+    starts = range(0, count, _CHUNK_DOCUMENTS)
     for start in starts:
-        yield lengths[start : start + _STRETCH].astype("<i4").tobytes()
+        yield lengths[start : start + _CHUNK_DOCUMENTS].astype("<i4").tobytes()
     end = 0
     for start in starts:
-        sums = end + np.cumsum(lengths[start : start + _STRETCH], dtype="<i8")
+        sums = end + np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype="<i8")
         yield (np.concatenate([[end], sums[:-1]]) * dtype.itemsize).astype("<i8").tobytes()
         end = int(sums[-1])
-    for start in range(0, count + 1, _STRETCH):
-        yield np.arange(start, min(start + _STRETCH, count + 1), dtype="<i8").tobytes()
+    for start in range(0, count + 1, _CHUNK_DOCUMENTS):
+        yield np.arange(start, min(start + _CHUNK_DOCUMENTS, count + 1), dtype="<i8").tobytes()
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class MegatronIndex:
     """A mapped ``.idx``: its arrays are views of the file, not copies.
 
     Attributes:
@@ -80,7 +80,7 @@ class Index:
     size: int
 
 
-def map_index(path: Path) -> Index:
+def map_index(path: Path) -> MegatronIndex:
     """Map an ``.idx`` and check what its header says against the file's size.
 
     Raises:
@@ -114,7 +114,7 @@ def map_index(path: Path) -> Index:
         raise StoreError(
             f"{path} has a document index that does not run from 0 to its {sequences} sequences."
         )
-    return Index(
+    return MegatronIndex(
         dtype=DTYPE_CODES[code],
         lengths=np.frombuffer(view, "<i4", sequences, HEADER.size),
         pointers=np.frombuffer(view, "<i8", sequences, at_pointers),
@@ -130,9 +130,11 @@ def map_file(path: Path) -> memoryview:
         StoreError: the file is missing or cannot be read.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular_file(path) as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {because(error, _REMEDIES)}.") from error
+        raise StoreError(
+            f"{path} cannot be read: {describe_os_error(error, _REMEDIES)}."
+        ) from error

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import let_go
-from batchloom.store.format.file_header import CHECK, HEADER, map_headed
+from batchloom.core.files import release_pages
+from batchloom.store.format.file_header import CHECK_REMEDY, HEADER, map_file_with_header
 
 MAGIC = b"BLMBAND\x00"
 _BITS = 16
-_MOST = (1 << _BITS) - 1
-_PIECE = 8 << 20
+_MAX_VALUE = (1 << _BITS) - 1
+_CHUNK_BYTES = 8 << 20
 # Pieces lie in so many times their own memory at most.
-_REACH = 8
+_SEARCH_REACH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Banding:
 
 
 @dataclass(frozen=True, slots=True)
-class Bands:
+class MinHashSignatures:
     """Keys of the bands of documents, mostly mapped.
 
     Attributes:
@@ -74,7 +74,7 @@ class Bands:
     def pieces(self) -> Iterator[bytes]:
         """The bytes of the ``.bands`` file, a bounded piece at a time."""
         yield HEADER.pack(MAGIC, 1, len(self), self.banding.packed())
-        stretch = max(1, _PIECE // max(1, 8 * self.banding.bands))
+        stretch = max(1, _CHUNK_BYTES // max(1, 8 * self.banding.bands))
         start = 0
         while start < len(self):
             stop = min(start + stretch, len(self))
@@ -82,15 +82,15 @@ class Bands:
                 keys = self.keys[start:stop]
             else:
                 # Few documents among very many would have all of the others mapped between them.
-                reach = self.chosen[start] + _REACH * stretch
+                reach = self.chosen[start] + _SEARCH_REACH * stretch
                 stop = min(stop, int(np.searchsorted(self.chosen, reach)))
                 keys = self.keys[self.chosen[start:stop]]
             yield np.ascontiguousarray(keys, "<u8").tobytes()
             start = stop
-            let_go(self.keys)
+            release_pages(self.keys)
 
 
-def map_bands(path: Path, documents: int) -> Bands:
+def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
     """Map the ``.bands`` file of a shard; the keys are a view of the file.
 
     Args:
@@ -100,12 +100,12 @@ def map_bands(path: Path, documents: int) -> Bands:
     Raises:
         StoreError: the file is missing, of another kind or version, or not of so many documents.
     """
-    view, count, packed = map_headed(path, MAGIC)
-    minhash, bands, rows, shingle = (packed >> bits & _MOST for bits in (48, 32, 16, 0))
+    view, count, packed = map_file_with_header(path, MAGIC)
+    minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))
     if count != documents or len(view) != HEADER.size + 8 * bands * documents:
         raise StoreError(
             f"{path} says {count:,} documents of {bands} bands in {len(view):,} bytes; its shard has {documents:,} "
-            f"documents. {CHECK}"
+            f"documents. {CHECK_REMEDY}"
         )
     keys = np.frombuffer(view, "<u8", count * bands, HEADER.size).reshape(count, bands)
-    return Bands(keys, Banding(bands, rows, shingle, minhash))
+    return MinHashSignatures(keys, Banding(bands, rows, shingle, minhash))

@@ -4,22 +4,22 @@ import os
 from pathlib import Path
 
 from batchloom.core.errors import StoreMissingError
-from batchloom.core.files import describe_missing
-from batchloom.core.settings import nearest
-from batchloom.core.synthetic_data import NAMES
+from batchloom.core.files import describe_missing_path
+from batchloom.core.settings import suggest
+from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, WORK_NAME
 
 
-def no_store(path: Path) -> StoreMissingError:
+def make_missing_store_error(path: Path) -> StoreMissingError:
     """The error to raise; names the file or folder as the caller was given it."""
     try:
-        return StoreMissingError(half_a_store(path) or _sentence(path))
+        return StoreMissingError(describe_partial_store(path) or _describe_missing_store(path))
     except OSError:
         # What may not be looked into holds no store for this process.
         return StoreMissingError(f"There is no store at {path} that can be looked into.")
 
 
-def store_folder(path: str | os.PathLike[str]) -> Path:
+def resolve_store_folder(path: str | os.PathLike[str]) -> Path:
     """Return the absolute folder of a store.
 
     Raises:
@@ -32,11 +32,11 @@ def store_folder(path: str | os.PathLike[str]) -> Path:
         # What may not be looked into is told by whoever reads it.
         is_missing = False
     if is_missing:
-        raise no_store(Path(path))
+        raise make_missing_store_error(Path(path))
     return folder
 
 
-def half_a_store(path: Path) -> str:
+def describe_partial_store(path: Path) -> str:
     """What to do about a folder that belongs to a store and is none; empty for any other path."""
     if (path / WORK_NAME).is_dir():
         return f"{path} is an unfinished store; give its prepare command again: it goes on."
@@ -45,7 +45,7 @@ def half_a_store(path: Path) -> str:
     return ""
 
 
-def _sentence(path: Path) -> str:
+def _describe_missing_store(path: Path) -> str:
     lead = f"{'No training shards found in' if path.is_dir() else 'There is no store at'} {path}: "
     if path.suffix in (".bin", ".idx") and path.is_file():
         other = path.with_suffix(".idx" if path.suffix == ".bin" else ".bin")
@@ -60,9 +60,9 @@ def _sentence(path: Path) -> str:
         return f"{lead}the folder is empty. Make one with: batchloom prepare INPUT... --out {path}"
     if path.exists():
         return f"{lead}this is a pipe or a device. Name the folder that batchloom prepare made."
-    told = describe_missing(
+    told = describe_missing_path(
         str(path),
         f"name a store (batchloom prepare INPUT... --out {path} makes one), or a Megatron prefix without its ending",
     )
-    synthetic = nearest(str(path).partition(":")[0], NAMES)
+    synthetic = suggest(str(path).partition(":")[0], SYNTHETIC_NAMES)
     return f"{told[:-1]}{synthetic}" if synthetic and told.endswith("ending.") else told

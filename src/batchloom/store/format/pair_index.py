@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.store.format.file_header import HEADER, read_header, unlike
+from batchloom.store.format.file_header import HEADER, make_wrong_format_error, read_header
 from batchloom.store.format.megatron_index import map_file
 
-Preferences = Literal["", "pairs", "labels"]
-PREFERENCES: tuple[str, ...] = get_args(Preferences)
+PreferenceKind = Literal["", "pairs", "labels"]
+PREFERENCE_KINDS: tuple[str, ...] = get_args(PreferenceKind)
 
 CHOSEN, REJECTED, GOOD, BAD = 1, 2, 3, 4
 SIDE_NAMES = ("", "chosen", "rejected", "good", "bad")
@@ -27,12 +27,12 @@ SIDE_NAMES = ("", "chosen", "rejected", "good", "bad")
 PAIR_ROW_BYTES = 9
 MAGIC = b"BLMPAIR\x00"
 _RECORD_BITS = 40
-_MOST_PARTS = 1 << 23
+_MAX_PARTS = 1 << 23
 _REMEDY = "The store is damaged: run batchloom check on it."
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class PairIndex:
     """Pair and side of documents, in columns of equal length D.
 
     Attributes:
@@ -51,7 +51,7 @@ class Sides:
         head = HEADER.pack(MAGIC, 1, len(self), 0)
         return head + self.pairs.astype("<u8").tobytes() + self.sides.astype("u1").tobytes()
 
-    def fault(self, preferences: Preferences) -> str:
+    def fault(self, preferences: PreferenceKind) -> str:
         """What is wrong with these documents of whole pairs (or labels), empty where nothing is."""
         known = (CHOSEN, REJECTED) if preferences == "pairs" else (GOOD, BAD)
         strange = np.flatnonzero((self.sides != known[0]) & (self.sides != known[1]))
@@ -73,7 +73,9 @@ class Sides:
         return ""
 
 
-def pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def compute_pair_numbers(
+    parts: NDArray[np.uint32], records: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
     """The pair of each document, uint64 [D]: a number below 2**63 made of where its record stands.
 
     Args:
@@ -83,15 +85,15 @@ def pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64]) -> NDAr
     Raises:
         InputError: they are too many.
     """
-    if parts.size and (int(parts.max()) >= _MOST_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
+    if parts.size and (int(parts.max()) >= _MAX_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
         raise InputError(
-            f"Preferences are numbered in at most {_MOST_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
+            f"Preferences are numbered in at most {_MAX_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
             "fewer, larger files."
         )
     return (parts.astype(np.uint64) << np.uint64(_RECORD_BITS)) | records.astype(np.uint64)
 
 
-def map_sides(path: Path, documents: int, preferences: Preferences) -> Sides:
+def map_pair_index(path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
     """Map the ``.pairs`` file of a shard and check all of it; its columns are views of the file.
 
     Args:
@@ -103,19 +105,21 @@ def map_sides(path: Path, documents: int, preferences: Preferences) -> Sides:
         StoreError: the file is missing, of another kind or version, not of so many documents, or a
             document lacks its other side.
     """
-    return sides_of(map_file(path), path, documents, preferences)
+    return parse_pair_index(map_file(path), path, documents, preferences)
 
 
-def sides_of(view: memoryview, path: Path, documents: int, preferences: Preferences) -> Sides:
-    """The columns in the content of a ``.pairs`` file, wherever it lies; else as :func:`map_sides`."""
+def parse_pair_index(
+    view: memoryview, path: Path, documents: int, preferences: PreferenceKind
+) -> PairIndex:
+    """The columns in the content of a ``.pairs`` file, wherever it lies; else as :func:`map_pair_index`."""
     count, zero = read_header(view, path, MAGIC)
     if zero:
-        raise unlike(path)
+        raise make_wrong_format_error(path)
     if count != documents or len(view) != HEADER.size + PAIR_ROW_BYTES * documents:
         raise StoreError(
             f"{path} says {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_REMEDY}"
         )
-    sides = Sides(
+    sides = PairIndex(
         pairs=np.frombuffer(view, "<u8", count, HEADER.size),
         sides=np.frombuffer(view, "u1", count, HEADER.size + 8 * count),
     )

@@ -14,7 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format.file_header import CHECK, HEADER, read_header, unlike
+from batchloom.store.format.file_header import (
+    CHECK_REMEDY,
+    HEADER,
+    make_wrong_format_error,
+    read_header,
+)
 from batchloom.store.format.manifest import SourceEntry
 from batchloom.store.format.megatron_index import map_file
 
@@ -23,7 +28,7 @@ PROVENANCE_ROW_BYTES = 36
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class DocumentProvenance:
     """Where a document came from.
 
     Attributes:
@@ -42,7 +47,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Origins:
+class ProvenanceTable:
     """Origin and hash of documents, in columns of equal length D.
 
     Attributes:
@@ -69,15 +74,17 @@ class Origins:
     def to_bytes(self) -> bytes:
         """The whole ``.docs`` file."""
         columns = ([self.hashes], [self.records], [self.offsets], [self.parts])
-        return b"".join(origins_pieces(len(self), columns))
+        return b"".join(iter_provenance_chunks(len(self), columns))
 
 
-def origins_pieces(count: int, columns: Sequence[Iterable[NDArray[np.generic]]]) -> Iterator[bytes]:
+def iter_provenance_chunks(
+    count: int, columns: Sequence[Iterable[NDArray[np.generic]]]
+) -> Iterator[bytes]:
     """The bytes of a ``.docs`` file, where its columns need not be in memory together.
 
     Args:
         count: documents.
-        columns: hashes, records, offsets and parts as in :class:`Origins`, each in pieces.
+        columns: hashes, records, offsets and parts as in :class:`ProvenanceTable`, each in pieces.
     """
     yield HEADER.pack(MAGIC, 1, count, 0)
     for column, dtype in zip(columns, ("<u8", "<u8", "<u8", "<u4"), strict=True):
@@ -85,31 +92,31 @@ def origins_pieces(count: int, columns: Sequence[Iterable[NDArray[np.generic]]])
             yield piece.astype(dtype).tobytes()
 
 
-def origin_columns(count: int) -> list[tuple[int, int]]:
+def locate_provenance_columns(count: int) -> list[tuple[int, int]]:
     """Of the ``.docs`` file of so many documents the byte each column begins at, and the bytes of its rows."""
     at = HEADER.size
     return [(at, 16), (at + 16 * count, 8), (at + 24 * count, 8), (at + 32 * count, 4)]
 
 
-def map_origins(path: Path) -> Origins:
+def map_provenance(path: Path) -> ProvenanceTable:
     """Map a ``.docs`` file; its columns are views of the file.
 
     Raises:
         StoreError: the file is missing, of another kind or version, or its count does not
             fit its size.
     """
-    return origins_of(map_file(path), path)
+    return parse_provenance(map_file(path), path)
 
 
-def origins_of(view: memoryview, path: Path) -> Origins:
-    """The columns in the content of a ``.docs`` file, wherever it lies; else as :func:`map_origins`."""
+def parse_provenance(view: memoryview, path: Path) -> ProvenanceTable:
+    """The columns in the content of a ``.docs`` file, wherever it lies; else as :func:`map_provenance`."""
     count, zero = read_header(view, path, MAGIC)
     if zero:
-        raise unlike(path)
+        raise make_wrong_format_error(path)
     if len(view) != HEADER.size + PROVENANCE_ROW_BYTES * count:
         raise StoreError(f"{path} says {count} documents, which do not fit its {len(view)} bytes.")
     at = HEADER.size
-    return Origins(
+    return ProvenanceTable(
         hashes=np.frombuffer(view, "<u8", 2 * count, at).reshape(count, 2),
         records=np.frombuffer(view, "<u8", count, at + 16 * count),
         offsets=np.frombuffer(view, "<u8", count, at + 24 * count),
@@ -117,7 +124,7 @@ def origins_of(view: memoryview, path: Path) -> Origins:
     )
 
 
-class Places(NamedTuple):
+class PartTable(NamedTuple):
     """Of every part of a store's sources its source, its records, and the records of that source before it."""
 
     sources: Sequence[SourceEntry]
@@ -125,7 +132,7 @@ class Places(NamedTuple):
     records: NDArray[np.int64]
     before: NDArray[np.int64]
 
-    def named(self, found: Origins) -> list[Origin]:
+    def named(self, found: ProvenanceTable) -> list[DocumentProvenance]:
         """Where documents came from, in words.
 
         Raises:
@@ -138,7 +145,7 @@ class Places(NamedTuple):
             raise StoreError(
                 f"A document names record {int(found.records[at]):,} of a part of "
                 f"{self.sources[int(self.numbers[part])].name} that has {int(self.records[part]):,}: its .docs is "
-                f"damaged. {CHECK}"
+                f"damaged. {CHECK_REMEDY}"
             )
         named = []
         columns = (found.parts, found.records, found.offsets, found.hashes)
@@ -147,11 +154,11 @@ class Places(NamedTuple):
             number = int(self.before[part]) + record
             line = number + 1 if source.kind == "jsonl" else None
             name = f"{(halves[1] << 64) | halves[0]:032x}"
-            named.append(Origin(source.name, number, offset, line, name))
+            named.append(DocumentProvenance(source.name, number, offset, line, name))
         return named
 
 
-def places_of(sources: Sequence[SourceEntry]) -> Places:
+def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
     """The parts of a store's sources, in the order documents name them."""
     sizes = np.array([len(source.parts) for source in sources], np.int64)
     records = np.array([part.records for source in sources for part in source.parts], np.int64)
@@ -159,10 +166,12 @@ def places_of(sources: Sequence[SourceEntry]) -> Places:
     all_before = np.cumsum(records) - records
     firsts = np.cumsum(sizes) - sizes
     first = all_before[np.minimum(firsts, max(len(records) - 1, 0))] if len(records) else firsts
-    return Places(sources, numbers, records, all_before - np.repeat(first, sizes))
+    return PartTable(sources, numbers, records, all_before - np.repeat(first, sizes))
 
 
-def known_parts(found: Origins, sources: Sequence[SourceEntry], store: Path) -> Origins:
+def check_known_parts(
+    found: ProvenanceTable, sources: Sequence[SourceEntry], store: Path
+) -> ProvenanceTable:
     """Origins of a store, none of which names a part that its manifest does not list.
 
     Raises:

@@ -10,14 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format.file_header import CHECK, HEADER, read_header, unlike
+from batchloom.store.format.file_header import (
+    CHECK_REMEDY,
+    HEADER,
+    make_wrong_format_error,
+    read_header,
+)
 from batchloom.store.format.manifest import SubsetEntry
 from batchloom.store.format.megatron_index import map_file
 
 MAGIC = b"BLMGONE\x00"
 
 
-def removed_bytes(documents: NDArray[np.int64]) -> bytes:
+def encode_removed(documents: NDArray[np.int64]) -> bytes:
     """The whole file of these documents, ascending."""
     return HEADER.pack(MAGIC, 1, len(documents), 0) + documents.astype("<u8").tobytes()
 
@@ -35,31 +40,31 @@ def map_removed(folder: Path, subset: SubsetEntry) -> NDArray[np.int64]:
     if subset.removed is None or subset.removed_file is None:
         return np.empty(0, np.int64)
     path = folder / subset.removed_file
-    return removed_of(map_file(path), path, subset)
+    return parse_removed(map_file(path), path, subset)
 
 
-def removed_of(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[np.int64]:
+def parse_removed(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[np.int64]:
     """The numbers in the content of such a file, wherever it lies; else as :func:`map_removed`."""
     if subset.removed is None:
         return np.empty(0, np.int64)
     count, zero = read_header(view, path, MAGIC)
     if zero:
-        raise unlike(path)
+        raise make_wrong_format_error(path)
     stated = subset.removed.documents
     if count != stated or len(view) != HEADER.size + 8 * count:
         raise StoreError(
-            f"{path} says {count:,} documents in {len(view):,} bytes, the manifest says {stated:,}. {CHECK}"
+            f"{path} says {count:,} documents in {len(view):,} bytes, the manifest says {stated:,}. {CHECK_REMEDY}"
         )
     numbers = np.frombuffer(view, "<i8", count, HEADER.size)
     inside = bool(count) and numbers[0] >= 0 and int(numbers[-1]) < subset.documents
     if not inside or (numbers[1:] <= numbers[:-1]).any():
         raise StoreError(
-            f"{path} names documents that do not ascend, or that the subset does not have. {CHECK}"
+            f"{path} names documents that do not ascend, or that the subset does not have. {CHECK_REMEDY}"
         )
     return numbers
 
 
-def are_removed(removed: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.bool_]:
+def mask_removed(removed: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.bool_]:
     """For each document whether it is among the removed ones, bool of the same length."""
     if not removed.size:
         return np.zeros(len(documents), bool)

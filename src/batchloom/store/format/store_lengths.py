@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format.file_header import CHECK
+from batchloom.store.format.file_header import CHECK_REMEDY
 from batchloom.store.format.layout import LENGTHS_NAME
 from batchloom.store.format.manifest import SubsetEntry
 from batchloom.store.format.megatron_index import map_file
 
 # Below so many documents a file of lengths is read as a whole soon enough.
-_LARGE = 1 << 22
+_LARGE_ARRAY = 1 << 22
 # Fewer lengths than a pool has, more of them, or those of more pages are read as they are touched.
-_MANY, _MOST, _MOST_PAGES = 1024, 1 << 17, 1 << 13
+_MIN_READ_AHEAD, _MAX_READ_AHEAD, _MAX_READ_AHEAD_PAGES = 1024, 1 << 17, 1 << 13
 _NO_LIMIT = 1 << 32
 
 
-def beyond(place: object, document: int, tokens: int, stop: int) -> StoreError:
+def make_span_error(place: object, document: int, tokens: int, stop: int) -> StoreError:
     """The error of a span that ends behind its document.
 
     Args:
@@ -52,7 +52,7 @@ class StoreLengths:
 
     def __init__(self, *arrays: NDArray[np.uint32], longest: int = _NO_LIMIT) -> None:
         self._arrays, self._longest = arrays, longest
-        self._maps = [_map_of(array) for array in arrays]
+        self._maps = [_find_mapping(array) for array in arrays]
         # By array the pages that were asked for, and the lengths taken since the first of them.
         self._asked: dict[int, NDArray[np.bool_]] = {}
         self._taken: dict[int, int] = {}
@@ -76,10 +76,10 @@ class StoreLengths:
 
     def _checked(self, lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Refuse lengths of a pool that no document can have; those of a batch's spans are of a pool."""
-        if len(lengths) >= _MANY and (longest := int(lengths.max())) > self._longest:
+        if len(lengths) >= _MIN_READ_AHEAD and (longest := int(lengths.max())) > self._longest:
             raise StoreError(
                 f"A document of the store has {longest:,} tokens by its lengths, and no shard has more than "
-                f"{self._longest:,}. {CHECK}"
+                f"{self._longest:,}. {CHECK_REMEDY}"
             )
         return lengths
 
@@ -90,7 +90,11 @@ class StoreLengths:
         its neighbours, they are read several times as long.
         """
         array, mapped = self._arrays[layer], self._maps[layer]
-        if array.size < _LARGE or not _MANY <= len(documents) <= _MOST or mapped is None:
+        if (
+            array.size < _LARGE_ARRAY
+            or not _MIN_READ_AHEAD <= len(documents) <= _MAX_READ_AHEAD
+            or mapped is None
+        ):
             return
         asked = self._asked.get(layer)
         self._taken[layer] = self._taken.get(layer, 0) + len(documents)
@@ -100,7 +104,7 @@ class StoreLengths:
             self._asked[layer], self._taken[layer] = asked, len(documents)
         pages = documents // (mmap.PAGESIZE // array.itemsize)
         pages = np.unique(pages[~asked[pages]])
-        if not len(pages) or len(pages) > _MOST_PAGES:
+        if not len(pages) or len(pages) > _MAX_READ_AHEAD_PAGES:
             return
         asked[pages] = True
         ends = np.flatnonzero(np.diff(pages) > 1)
@@ -117,11 +121,11 @@ class StoreLengths:
         """
         most = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
         for array, mapped in zip(self._arrays, self._maps, strict=True):
-            if mapped is None or array.size < _LARGE or array.nbytes > most:
+            if mapped is None or array.size < _LARGE_ARRAY or array.nbytes > most:
                 continue
             step = mmap.PAGESIZE // array.itemsize
-            for first in range(0, array.size, _LARGE):
-                array[first : first + _LARGE : step].max()
+            for first in range(0, array.size, _LARGE_ARRAY):
+                array[first : first + _LARGE_ARRAY : step].max()
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
         """Lengths of documents ``start`` to ``stop - 1``, as a view where one generation added them all."""
@@ -135,7 +139,7 @@ class StoreLengths:
         return np.concatenate(views) if views else np.empty(0, np.uint32)
 
 
-def _map_of(array: NDArray[np.uint32]) -> mmap.mmap | None:
+def _find_mapping(array: NDArray[np.uint32]) -> mmap.mmap | None:
     """The file mapping that an array is a view of from its beginning; None where it is none."""
     base: object = array.base
     if isinstance(base, memoryview):
@@ -161,11 +165,11 @@ def map_lengths(folder: Path, subset: SubsetEntry) -> StoreLengths:
                 f"{folder / name} has {len(view)} bytes; {layer.documents} documents take {4 * layer.documents}."
             )
         arrays.append(np.frombuffer(view, "<u4"))
-    if subset.documents <= _LARGE:
+    if subset.documents <= _LARGE_ARRAY:
         tokens = sum(int(array.sum(dtype=np.uint64)) for array in arrays)
         if tokens != subset.tokens:
             raise StoreError(
                 f"The documents in {folder}/{LENGTHS_NAME} have {tokens:,} tokens, the manifest says "
-                f"{subset.tokens:,}. {CHECK}"
+                f"{subset.tokens:,}. {CHECK_REMEDY}"
             )
     return StoreLengths(*arrays, longest=max((shard.tokens for shard in subset.shards), default=0))

@@ -1,10 +1,16 @@
-from .generation_log import Logged as Logged
+from .generation_log import GenerationLogEntry as GenerationLogEntry
 from .generations import (
-    clear_leftovers as clear_leftovers,
-    next_part as next_part,
-    next_shards as next_shards,
+    delete_stale_files as delete_stale_files,
+    next_part_number as next_part_number,
+    next_shard_numbers as next_shard_numbers,
 )
-from .missing_media import GoneOf as GoneOf, write_gone as write_gone
-from .remote_verification import verify_far as verify_far
-from .removal import Removal as Removal
-from .verification import Verdict as Verdict, verify_synthetic as verify_synthetic
+from .missing_media import (
+    SubsetMissingMedia as SubsetMissingMedia,
+    write_missing_media as write_missing_media,
+)
+from .remote_verification import verify_remote_store as verify_remote_store
+from .removal import RemovalResult as RemovalResult
+from .verification import (
+    VerificationResult as VerificationResult,
+    verify_synthetic as verify_synthetic,
+)

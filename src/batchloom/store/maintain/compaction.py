@@ -13,37 +13,37 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError
 from batchloom.core.files import refuse_url
 from batchloom.store.format import (
-    Counts,
     LayerEntry,
     Manifest,
+    PairIndex,
     ShardEntry,
     ShardMedia,
-    Sides,
     SourceEntry,
+    StoreCounts,
     SubsetEntry,
-    map_bands,
+    format_shard_name,
     map_media,
+    map_signature_file,
     read_manifest,
-    shard_name,
-    store_folder,
+    resolve_store_folder,
 )
 from batchloom.store.maintain.generations import (
-    changing,
-    clear_leftovers,
-    commit,
-    next_shards,
+    commit_manifest,
+    delete_stale_files,
+    lock_store,
+    make_successor,
+    next_shard_numbers,
     refuse_unfinished,
-    successor,
-    write_report,
+    write_generation_report,
 )
-from batchloom.store.read import Store, open_store, walk
+from batchloom.store.read import Store, iter_document_ranges, open_store
 from batchloom.store.write import LengthsWriter, ShardWriter, sync_folder
 
 REASON = "removed"
 
 
 @dataclass(frozen=True, slots=True)
-class Compaction:
+class CompactionResult:
     """What a compaction did.
 
     Attributes:
@@ -67,7 +67,7 @@ class Compaction:
 
 def compact_store(
     path: str | os.PathLike[str], progress: Callable[[int], None] | None = None
-) -> Compaction:
+) -> CompactionResult:
     """Make one generation of a store, without its removed documents; the older ones cannot be opened any more.
 
     Only shards that hold removed documents are written anew, under new numbers. Killed at any moment the
@@ -84,25 +84,25 @@ def compact_store(
         OutputError: the store cannot be written.
     """
     refuse_url(path, "The store")
-    folder = store_folder(path)
+    folder = resolve_store_folder(path)
     read_manifest(folder)
-    with changing(folder):
+    with lock_store(folder):
         base = read_manifest(folder)
         refuse_unfinished(folder)
         # An earlier compaction may have been killed before its last files were deleted.
-        files = clear_leftovers(folder, base)
+        files = delete_stale_files(folder, base)
         gone = sum(entry.removed.documents for entry in base.subsets.values() if entry.removed)
         if len(base.readable) == 1 and not gone:
-            return Compaction(folder, base.generation, made=False, files=files)
+            return CompactionResult(folder, base.generation, made=False, files=files)
         if gone == sum(entry.documents for entry in base.subsets.values()):
             raise InputError(
                 f"All documents of {folder} are removed: a store without any is none. Delete the folder instead."
             )
-        changed, shards = _compacted(folder, base, progress or (lambda _: None))
-        newest = successor(base, changed, "compacted")
-        write_report(folder, newest.generation, {"removed": gone})
-        files += commit(folder, base, newest)
-    return Compaction(
+        changed, shards = _write_compacted(folder, base, progress or (lambda _: None))
+        newest = make_successor(base, changed, "compacted")
+        write_generation_report(folder, newest.generation, {"removed": gone})
+        files += commit_manifest(folder, base, newest)
+    return CompactionResult(
         folder,
         newest.generation,
         made=True,
@@ -113,11 +113,13 @@ def compact_store(
     )
 
 
-def _compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tuple[Manifest, int]:
+def _write_compacted(
+    folder: Path, base: Manifest, tick: Callable[[int], None]
+) -> tuple[Manifest, int]:
     """The manifest without removed documents, whose new files are written; and how many shards these are."""
-    numbers, rewritten = next_shards(base), 0
+    numbers, rewritten = next_shard_numbers(base), 0
     subsets: dict[str, SubsetEntry] = {}
-    lost = _Lost(base)
+    lost = _RemovedCounts(base)
     for name, entry in base.subsets.items():
         # Without it a flipped bit would get a checksum of its own.
         store = open_store(folder, name, generation=base.generation, verify="first-read")
@@ -126,36 +128,36 @@ def _compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) -> tup
             continue
         shards: list[ShardEntry] = []
         for shard, old in enumerate(entry.shards):
-            gone = _removed_of(store, shard)
+            gone = _list_removed(store, shard)
             if not gone.size:
                 shards.append(old)
                 continue
             lost.count(store, shard, gone)
             if gone.size < old.documents:
-                stem = folder / name / shard_name(numbers[name])
-                shards.append(_written(store, entry, shard, gone, stem, tick))
+                stem = folder / name / format_shard_name(numbers[name])
+                shards.append(_write_compacted_shard(store, entry, shard, gone, stem, tick))
                 numbers[name] += 1
                 rewritten += 1
         if shards:
-            subsets[name] = _subset(store, shards, base.generation + 1)
+            subsets[name] = _make_subset_entry(store, shards, base.generation + 1)
     return replace(
         base, subsets=subsets, counts=lost.counts(subsets), sources=lost.sources()
     ), rewritten
 
 
-def _removed_of(store: Store, shard: int) -> NDArray[np.int64]:
+def _list_removed(store: Store, shard: int) -> NDArray[np.int64]:
     """Places of a shard's removed documents in it."""
     bounds = store.shards.bounds[shard : shard + 2]
     begin, end = store.contents.removed.searchsorted(bounds)
     return store.contents.removed[begin:end] - bounds[0]
 
 
-def _kept_lengths(store: Store, shard: int) -> NDArray[np.uint32]:
+def _read_remaining_lengths(store: Store, shard: int) -> NDArray[np.uint32]:
     lengths = store.lengths.slice(*store.shards.bounds[shard : shard + 2])
-    return np.delete(lengths, _removed_of(store, shard))
+    return np.delete(lengths, _list_removed(store, shard))
 
 
-def _written(
+def _write_compacted_shard(
     store: Store,
     entry: SubsetEntry,
     shard: int,
@@ -167,17 +169,17 @@ def _written(
     writer = ShardWriter(stem, store.dtype)
     old, folder = entry.shards[shard], store.path / store.split
     try:
-        for stretch in walk(store, shard):
+        for stretch in iter_document_ranges(store, shard):
             writer.append(stretch.ids, stretch.trained)
             tick(len(stretch.lengths))
         origins = store.provenance.shard(shard)
         kept = np.delete(np.arange(len(origins)), gone)
         sides = store.shards.sides(shard) if store.contents.preferences else None
         return writer.finish(
-            _kept_lengths(store, shard),
+            _read_remaining_lengths(store, shard),
             origins.take(kept),
-            Sides(sides.pairs[kept], sides.sides[kept]) if sides else None,
-            map_bands(folder / f"{old.name}.bands", old.documents).take(kept)
+            PairIndex(sides.pairs[kept], sides.sides[kept]) if sides else None,
+            map_signature_file(folder / f"{old.name}.bands", old.documents).take(kept)
             if old.bands
             else None,
             ShardMedia(
@@ -191,13 +193,13 @@ def _written(
         writer.abandon()
 
 
-def _subset(store: Store, shards: list[ShardEntry], generation: int) -> SubsetEntry:
+def _make_subset_entry(store: Store, shards: list[ShardEntry], generation: int) -> SubsetEntry:
     """The entry of a subset whose shards are written: its lengths in one file again."""
     folder = store.path / store.split
     writer = LengthsWriter(folder, generation)
     try:
         for shard in range(len(store.shards)):
-            writer.append(_kept_lengths(store, shard))
+            writer.append(_read_remaining_lengths(store, shard))
         lengths, sums = writer.finish()
     finally:
         writer.abandon()
@@ -213,7 +215,7 @@ def _subset(store: Store, shards: list[ShardEntry], generation: int) -> SubsetEn
     )
 
 
-class _Lost:
+class _RemovedCounts:
     """Counts what each source loses."""
 
     def __init__(self, base: Manifest) -> None:
@@ -240,7 +242,7 @@ class _Lost:
             )
         return tuple(found)
 
-    def counts(self, subsets: dict[str, SubsetEntry]) -> Counts:
+    def counts(self, subsets: dict[str, SubsetEntry]) -> StoreCounts:
         dropped = Counter(self._base.counts.dropped)
         if lost := int(self._documents.sum()):
             dropped[REASON] += lost

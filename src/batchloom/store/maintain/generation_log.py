@@ -6,12 +6,17 @@ from pathlib import Path
 
 import msgspec
 
-from batchloom.core.files import NOT_JSON, read_regular, refuse_url
-from batchloom.store.format import REPORT_NAME, of_generation, read_manifest, store_folder
+from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file, refuse_url
+from batchloom.store.format import (
+    REPORT_NAME,
+    format_generation_file_name,
+    read_manifest,
+    resolve_store_folder,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class GenerationLogEntry:
     """One generation.
 
     Attributes:
@@ -39,23 +44,23 @@ class Logged:
     readable: bool
 
 
-class _Report(msgspec.Struct, frozen=True):
+class _GenerationReport(msgspec.Struct, frozen=True):
     started: str = ""
 
 
-def read_log(path: str | os.PathLike[str]) -> tuple[Logged, ...]:
+def read_log(path: str | os.PathLike[str]) -> tuple[GenerationLogEntry, ...]:
     """The generations of a store, the first one first, those that were compacted away too.
 
     Raises:
         StoreMissingError, StoreError: there is no store, or its manifest is damaged.
     """
     refuse_url(path, "The store")
-    folder = store_folder(path)
+    folder = resolve_store_folder(path)
     manifest = read_manifest(folder)
     logged, before = [], 0
     for entry in manifest.all_history:
         logged.append(
-            Logged(
+            GenerationLogEntry(
                 number=entry.number,
                 made=entry.made,
                 documents=entry.documents,
@@ -64,7 +69,7 @@ def read_log(path: str | os.PathLike[str]) -> tuple[Logged, ...]:
                 recipe_fingerprint=entry.recipe_fingerprint,
                 selected=entry.selected,
                 fingerprints=entry.fingerprints,
-                when=_when(folder, entry.number),
+                when=_read_start_time(folder, entry.number),
                 readable=entry.number in manifest.readable,
             )
         )
@@ -72,10 +77,10 @@ def read_log(path: str | os.PathLike[str]) -> tuple[Logged, ...]:
     return tuple(logged)
 
 
-def _when(folder: Path, generation: int) -> str:
+def _read_start_time(folder: Path, generation: int) -> str:
     """What the report of a generation says of its time; a sidecar that is no report says nothing."""
     try:
-        data = read_regular(folder / of_generation(REPORT_NAME, generation))
-        return msgspec.json.decode(data, type=_Report).started
-    except (OSError, *NOT_JSON):
+        data = read_regular_file(folder / format_generation_file_name(REPORT_NAME, generation))
+        return msgspec.json.decode(data, type=_GenerationReport).started
+    except (OSError, *JSON_DECODE_ERRORS):
         return ""

@@ -11,54 +11,54 @@ from batchloom.store.format import (
     GenerationEntry,
     Manifest,
     SubsetEntry,
-    generation_entry,
+    make_generation_entry,
     map_file,
     map_lengths,
     map_removed,
     read_manifest,
 )
-from batchloom.store.maintain.generations import files_of
+from batchloom.store.maintain.generations import list_generation_files
 
 
-def older_faults(folder: Path, newest: Manifest) -> list[str]:
+def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
     """What is wrong with the generations before one, one sentence each.
 
     The files that a generation shares with ``newest`` are checked with that one; here it is made sure that
     it names no others but its own removed documents, and that both tell the same history.
     """
-    faults = _told_faults(folder, newest)
+    faults = _list_last_entry_faults(folder, newest)
     for number in newest.readable[:-1]:
         try:
             older = read_manifest(folder, number)
         except StoreError as error:
             faults.append(str(error))
             continue
-        told = tuple(map(_unsealed, newest.history[:number]))
-        if tuple(map(_unsealed, older.all_history)) != told:
+        told = tuple(map(_unseal_entry, newest.history[:number]))
+        if tuple(map(_unseal_entry, older.all_history)) != told:
             faults.append(f"{folder}: generation {number} tells another history than the newest.")
         for name, subset in older.subsets.items():
-            if not _goes_on(subset, newest.subsets.get(name)):
+            if not _continues_history(subset, newest.subsets.get(name)):
                 faults.append(
                     f"{folder / name}: generation {number} has other shards than the newest begins with."
                 )
             else:
-                faults += removed_faults(folder / name, subset)
+                faults += list_removed_faults(folder / name, subset)
         if older.sources != newest.sources[: len(older.sources)]:
             faults.append(
                 f"{folder}: generation {number} has other sources than the newest begins with."
             )
         faults += [
             f"{folder / file}: missing, and generation {number} names it."
-            for file in sorted(files_of(older))
+            for file in sorted(list_generation_files(older))
             if not (folder / file).exists()
         ]
     return faults
 
 
-def _told_faults(folder: Path, manifest: Manifest) -> list[str]:
+def _list_last_entry_faults(folder: Path, manifest: Manifest) -> list[str]:
     """Whether the last entry of the history says what the manifest itself says."""
     last = manifest.history[-1]
-    own = generation_entry(manifest, last.made, last.selected)
+    own = make_generation_entry(manifest, last.made, last.selected)
     differing = [
         name for name in own.__struct_fields__ if getattr(own, name) != getattr(last, name)
     ]
@@ -69,12 +69,12 @@ def _told_faults(folder: Path, manifest: Manifest) -> list[str]:
     ]
 
 
-def _unsealed(entry: GenerationEntry) -> GenerationEntry:
+def _unseal_entry(entry: GenerationEntry) -> GenerationEntry:
     """An entry as it was told while it was the newest, when nobody had the checksum of its manifest."""
     return replace(entry, manifest="")
 
 
-def _goes_on(older: SubsetEntry, newer: SubsetEntry | None) -> bool:
+def _continues_history(older: SubsetEntry, newer: SubsetEntry | None) -> bool:
     if newer is None:
         return False
     layers = len(older.all_layers)
@@ -84,7 +84,7 @@ def _goes_on(older: SubsetEntry, newer: SubsetEntry | None) -> bool:
     )
 
 
-def removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
+def list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
     """What is wrong with the removed documents of a subset, whose shards are sound.
 
     Args:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError, StoreError
-from batchloom.core.locks import lock_alone
+from batchloom.core.locks import lock_exclusively
 from batchloom.store.format import (
     GENERATIONS_NAME,
     LOCK_NAME,
@@ -30,27 +30,27 @@ from batchloom.store.format import (
     REPORT_NAME,
     SUBSETS,
     WORK_NAME,
-    Counts,
+    GenerationKind,
     LayerEntry,
-    Made,
     Manifest,
+    StoreCounts,
     SubsetEntry,
-    content_checksum,
+    compute_content_checksum,
     decode_manifest,
-    generation_entry,
-    generation_name,
-    manifest_bytes,
-    map_origins,
+    encode_manifest,
+    format_generation_file_name,
+    format_generation_name,
+    make_generation_entry,
+    map_pair_index,
+    map_provenance,
     map_removed,
-    map_sides,
-    of_generation,
     read_manifest,
-    seal,
+    seal_manifest,
 )
-from batchloom.store.write import make_folder, sync_folder, write_file, writing
+from batchloom.store.write import make_folder, sync_folder, wrap_write_errors, write_file
 
 # What the store itself writes beside its manifest; other files in its folder are nobody's business here.
-_OURS = {
+_OWNED_FILE_PATTERNS = {
     "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.(json|html))(\.partial)?"),
     GENERATIONS_NAME: re.compile(r"\d{5,}\.json(\.partial)?"),
     **dict.fromkeys(
@@ -62,7 +62,7 @@ _OURS = {
 }
 
 
-def next_shards(manifest: Manifest) -> dict[str, int]:
+def next_shard_numbers(manifest: Manifest) -> dict[str, int]:
     """Number of the next shard of each subset, whose numbering goes on through the generations."""
     numbers = dict.fromkeys(SUBSETS, 0)
     for name, subset in manifest.subsets.items():
@@ -71,13 +71,13 @@ def next_shards(manifest: Manifest) -> dict[str, int]:
     return numbers
 
 
-def next_part(manifest: Manifest) -> int:
+def next_part_number(manifest: Manifest) -> int:
     """Number of the next part, counted through the sources of all generations."""
     return sum(len(source.parts) for source in manifest.sources)
 
 
-def successor(
-    base: Manifest, changed: Manifest, made: Made, selected: tuple[str, ...] = ()
+def make_successor(
+    base: Manifest, changed: Manifest, made: GenerationKind, selected: tuple[str, ...] = ()
 ) -> Manifest:
     """The manifest of the generation after ``base``.
 
@@ -88,13 +88,13 @@ def successor(
         selected: the names that documents were removed by.
     """
     *earlier, last = base.all_history
-    last = replace(last, manifest=content_checksum(base))
+    last = replace(last, manifest=compute_content_checksum(base))
     grown = replace(changed, generation=base.generation + 1, history=())
-    entry = generation_entry(grown, made, selected)
-    return seal(replace(grown, history=(*earlier, last, entry)))
+    entry = make_generation_entry(grown, made, selected)
+    return seal_manifest(replace(grown, history=(*earlier, last, entry)))
 
 
-def extended(base: Manifest, added: Manifest) -> Manifest:
+def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
     """The manifest of ``base`` with the documents of a job behind its own, as the next generation.
 
     Args:
@@ -102,7 +102,7 @@ def extended(base: Manifest, added: Manifest) -> Manifest:
             again (``read_manifest(folder, number)``), also where this generation was made meanwhile.
         added: what the job's manifest would be if its documents were a store of their own: its
             sources, counts, shards, lengths and recipe. Its shards are numbered from
-            :func:`next_shards` on, the parts in its ``.docs`` from :func:`next_part` on, and its lengths
+            :func:`next_shard_numbers` on, the parts in its ``.docs`` from :func:`next_part_number` on, and its lengths
             lie in the files of generation ``base.generation + 1``.
 
     Raises:
@@ -120,19 +120,23 @@ def extended(base: Manifest, added: Manifest) -> Manifest:
             )
     number = base.generation + 1
     pairs = {name: (base.subsets.get(name), added.subsets.get(name)) for name in SUBSETS}
-    subsets = {name: _joined(old, new, number) for name, (old, new) in pairs.items() if old or new}
+    subsets = {
+        name: _merge_subsets(old, new, number) for name, (old, new) in pairs.items() if old or new
+    }
     changed = replace(
         added,
         tokenizer=base.tokenizer,
-        counts=_summed(base.counts, added.counts),
+        counts=_add_counts(base.counts, added.counts),
         subsets=subsets,
         subset_overrides={**base.subset_overrides, **added.subset_overrides},
         sources=(*base.sources, *added.sources),
     )
-    return successor(base, changed, "appended")
+    return make_successor(base, changed, "appended")
 
 
-def _joined(old: SubsetEntry | None, new: SubsetEntry | None, generation: int) -> SubsetEntry:
+def _merge_subsets(
+    old: SubsetEntry | None, new: SubsetEntry | None, generation: int
+) -> SubsetEntry:
     if new is None or not new.documents:
         if old is None:
             raise AssertionError("a subset is listed where it has documents")
@@ -149,8 +153,8 @@ def _joined(old: SubsetEntry | None, new: SubsetEntry | None, generation: int) -
     )
 
 
-def _summed(old: Counts, new: Counts) -> Counts:
-    return Counts(
+def _add_counts(old: StoreCounts, new: StoreCounts) -> StoreCounts:
+    return StoreCounts(
         records=old.records + new.records,
         documents=old.documents + new.documents,
         tokens=old.tokens + new.tokens,
@@ -160,12 +164,12 @@ def _summed(old: Counts, new: Counts) -> Counts:
     )
 
 
-def files_of(manifest: Manifest) -> set[str]:
+def list_generation_files(manifest: Manifest) -> set[str]:
     """Every file that a generation cannot be without, named from the store's folder."""
     found = set()
     for name, subset in manifest.subsets.items():
         found |= {f"{name}/{file}" for file in subset.length_files}
-        sums = zip(subset.length_sums_files, subset.all_layers, strict=True)
+        sums = zip(subset.length_checksum_files, subset.all_layers, strict=True)
         found |= {f"{name}/{file}" for file, layer in sums if layer.sums}
         if subset.removed_file:
             found.add(f"{name}/{subset.removed_file}")
@@ -182,29 +186,33 @@ def files_of(manifest: Manifest) -> set[str]:
     return found
 
 
-def sidecars_of(manifest: Manifest) -> set[str]:
+def list_sidecars(manifest: Manifest) -> set[str]:
     """What jobs leave beside: the report of each generation, and the quarantine of those that read inputs."""
     history = manifest.all_history
     reports = {
-        of_generation(name, entry.number) for entry in history for name in (REPORT_NAME, PAGE_NAME)
+        format_generation_file_name(name, entry.number)
+        for entry in history
+        for name in (REPORT_NAME, PAGE_NAME)
     }
     return reports | {
-        of_generation(QUARANTINE_NAME, entry.number) for entry in history if entry.reads
+        format_generation_file_name(QUARANTINE_NAME, entry.number)
+        for entry in history
+        if entry.reads
     }
 
 
 @contextlib.contextmanager
-def changing(folder: Path) -> Iterator[None]:
+def lock_store(folder: Path) -> Iterator[None]:
     """Be the only one who changes a store's manifest; the lock dies with the process.
 
     Raises:
         StoreConflictError: another process is at it.
         OutputError: the store lies where nothing can be locked.
     """
-    with writing(folder):
+    with wrap_write_errors(folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        lock_alone(
+        lock_exclusively(
             descriptor,
             folder,
             busy=lambda: (
@@ -225,7 +233,7 @@ def add_generation(folder: Path, manifest: Manifest, *, staged: Path) -> None:
 
     Args:
         folder: the store.
-        manifest: as :func:`extended` gives it for the newest generation; where that is this very one
+        manifest: as :func:`extend_manifest` gives it for the newest generation; where that is this very one
             already, nothing is left to do.
         staged: a folder on the same file system that holds the new files as the store will: shards and
             lengths by subset, ``quarantine.NNNNN.jsonl`` and ``report.NNNNN.json``. Files of other names
@@ -237,23 +245,23 @@ def add_generation(folder: Path, manifest: Manifest, *, staged: Path) -> None:
         StoreError: the manifest contradicts itself.
         OutputError: the store cannot be written.
     """
-    with changing(folder):
+    with lock_store(folder):
         base = read_manifest(folder)
-        if content_checksum(base) == content_checksum(manifest):
-            clear_leftovers(folder, base)
+        if compute_content_checksum(base) == compute_content_checksum(manifest):
+            delete_stale_files(folder, base)
             return
-        _move_new(folder, base, manifest, staged)
-        commit(folder, base, manifest)
+        _move_new_files(folder, base, manifest, staged)
+        commit_manifest(folder, base, manifest)
 
 
-def _move_new(folder: Path, base: Manifest, manifest: Manifest, staged: Path) -> None:
+def _move_new_files(folder: Path, base: Manifest, manifest: Manifest, staged: Path) -> None:
     _check_base(folder, base, manifest)
-    own = files_of(manifest) - files_of(base)
+    own = list_generation_files(manifest) - list_generation_files(base)
     touched = set()
-    for name in sorted(own | (sidecars_of(manifest) - sidecars_of(base))):
+    for name in sorted(own | (list_sidecars(manifest) - list_sidecars(base))):
         target = folder / name
         make_folder(target.parent)
-        with writing(target), contextlib.suppress(FileNotFoundError):
+        with wrap_write_errors(target), contextlib.suppress(FileNotFoundError):
             # Where it is missing here, an earlier try moved it.
             (staged / name).replace(target)
             touched.add(target.parent)
@@ -262,16 +270,16 @@ def _move_new(folder: Path, base: Manifest, manifest: Manifest, staged: Path) ->
 
 
 def _check_base(folder: Path, base: Manifest, manifest: Manifest) -> None:
-    if [entry.manifest for entry in manifest.history[-2:-1]] != [content_checksum(base)]:
+    if [entry.manifest for entry in manifest.history[-2:-1]] != [compute_content_checksum(base)]:
         raise StoreConflictError(
             f"{folder} is generation {base.generation} now, and was another when this job began; begin the job anew."
         )
 
 
-def commit(folder: Path, base: Manifest, manifest: Manifest) -> int:
+def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
     """Replace a store's manifest, whose files all lie in place; gives back how many files that made needless.
 
-    The caller is :func:`changing` the store.
+    The caller is :func:`lock_store` the store.
 
     Args:
         folder: the store.
@@ -284,20 +292,22 @@ def commit(folder: Path, base: Manifest, manifest: Manifest) -> int:
         OutputError: it cannot be written.
     """
     _check_base(folder, base, manifest)
-    decode_manifest(manifest_bytes(manifest), folder / MANIFEST_NAME)
-    missing = sorted(name for name in files_of(manifest) if not (folder / name).exists())
+    decode_manifest(encode_manifest(manifest), folder / MANIFEST_NAME)
+    missing = sorted(
+        name for name in list_generation_files(manifest) if not (folder / name).exists()
+    )
     if missing:
         raise StoreConflictError(
             f"{folder / missing[0]} is missing, which generation {manifest.generation} would name; begin the job anew."
         )
-    old = folder / generation_name(base.generation)
+    old = folder / format_generation_name(base.generation)
     make_folder(old.parent)
-    write_file(old, manifest_bytes(base))
+    write_file(old, encode_manifest(base))
     sync_folder(old.parent)
     sync_folder(folder)
-    write_file(folder / MANIFEST_NAME, manifest_bytes(manifest))
+    write_file(folder / MANIFEST_NAME, encode_manifest(manifest))
     sync_folder(folder)
-    return clear_leftovers(folder, manifest)
+    return delete_stale_files(folder, manifest)
 
 
 def refuse_unfinished(folder: Path) -> None:
@@ -307,20 +317,20 @@ def refuse_unfinished(folder: Path) -> None:
         StoreConflictError: it is one.
     """
     if (folder / WORK_NAME).is_dir():
-        _refuse_at_work(folder)
+        _refuse_running_job(folder)
         raise StoreConflictError(
             f"{folder} holds an unfinished job: give its prepare command again, which goes on, or give it up by "
             f"deleting {folder / WORK_NAME}; then give this command again."
         )
 
 
-def _refuse_at_work(folder: Path) -> None:
+def _refuse_running_job(folder: Path) -> None:
     """Refuse a store that a living process prepares into, whose work nobody may delete."""
     path = folder / WORK_NAME / LOCK_NAME
     if not path.is_file():
         return
-    with writing(path), path.open() as lock:
-        lock_alone(
+    with wrap_write_errors(path), path.open() as lock:
+        lock_exclusively(
             lock.fileno(),
             path,
             busy=lambda: (
@@ -331,7 +341,7 @@ def _refuse_at_work(folder: Path) -> None:
         )
 
 
-def write_report(folder: Path, generation: int, facts: dict[str, Any]) -> None:
+def write_generation_report(folder: Path, generation: int, facts: dict[str, Any]) -> None:
     """Leave the sidecar that says when a generation was made.
 
     Args:
@@ -343,26 +353,28 @@ def write_report(folder: Path, generation: int, facts: dict[str, Any]) -> None:
         OutputError: it cannot be written.
     """
     told = {"started": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
-    path = folder / of_generation(REPORT_NAME, generation)
+    path = folder / format_generation_file_name(REPORT_NAME, generation)
     write_file(path, msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
 
 
-def clear_leftovers(folder: Path, newest: Manifest) -> int:
+def delete_stale_files(folder: Path, newest: Manifest) -> int:
     """Delete the files of generations that were compacted away or never came to be; how many.
 
-    Only files whose names a store gives; the caller is :func:`changing` it.
+    Only files whose names a store gives; the caller is :func:`lock_store` it.
 
     Raises:
         StoreError: an older manifest is missing or damaged: then nothing is deleted.
         OutputError: a file cannot be deleted.
     """
-    named = {generation_name(number) for number in newest.readable[:-1]} | sidecars_of(newest)
+    named = {format_generation_name(number) for number in newest.readable[:-1]} | list_sidecars(
+        newest
+    )
     for number in newest.readable:
-        named |= files_of(read_manifest(folder, number))
+        named |= list_generation_files(read_manifest(folder, number))
     count = 0
-    for inner, pattern in _OURS.items():
+    for inner, pattern in _OWNED_FILE_PATTERNS.items():
         place = folder / inner
-        with writing(place):
+        with wrap_write_errors(place):
             if not place.is_dir():
                 continue
             with os.scandir(place) as scan:
@@ -374,7 +386,7 @@ def clear_leftovers(folder: Path, newest: Manifest) -> int:
     return count
 
 
-class StoredDocuments(NamedTuple):
+class ShardDocuments(NamedTuple):
     """Documents of one shard that are not removed.
 
     Attributes:
@@ -388,7 +400,9 @@ class StoredDocuments(NamedTuple):
     sides: NDArray[np.uint8] | None
 
 
-def stored_documents(folder: Path, manifest: Manifest | None = None) -> Iterator[StoredDocuments]:
+def iter_shard_documents(
+    folder: Path, manifest: Manifest | None = None
+) -> Iterator[ShardDocuments]:
     """All documents of a store that are not removed, a shard at a time, in store order.
 
     Args:
@@ -403,7 +417,7 @@ def stored_documents(folder: Path, manifest: Manifest | None = None) -> Iterator
         removed, first = map_removed(folder / name, subset), 0
         for shard in subset.shards:
             path = (folder / name / shard.name).with_suffix(".docs")
-            origins = map_origins(path)
+            origins = map_provenance(path)
             if len(origins) != shard.documents:
                 raise StoreError(
                     f"{path} has {len(origins)} documents, the manifest says {shard.documents}. The store is damaged: "
@@ -415,5 +429,5 @@ def stored_documents(folder: Path, manifest: Manifest | None = None) -> Iterator
             sides = None
             if manifest.preferences:
                 pairs = path.with_suffix(".pairs")
-                sides = map_sides(pairs, shard.documents, manifest.preferences).sides[kept]
-            yield StoredDocuments(origins.hashes[kept], origins.parts[kept], sides)
+                sides = map_pair_index(pairs, shard.documents, manifest.preferences).sides[kept]
+            yield ShardDocuments(origins.hashes[kept], origins.parts[kept], sides)

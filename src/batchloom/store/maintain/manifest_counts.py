@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.store.format import QUARANTINE_NAME, Manifest, map_file, map_lengths, map_origins
-from batchloom.store.maintain.generations import sidecars_of
+from batchloom.store.format import QUARANTINE_NAME, Manifest, map_file, map_lengths, map_provenance
+from batchloom.store.maintain.generations import list_sidecars
 
-_BLOCK = 8 << 20
-_QUARANTINE = QUARANTINE_NAME.partition(".")[0]
+_CHUNK_BYTES = 8 << 20
+_QUARANTINE_STEM = QUARANTINE_NAME.partition(".")[0]
 _REMEDY = "put back the manifest that prepare wrote, or prepare the store anew"
 
 
-def count_faults(folder: Path, manifest: Manifest) -> list[str]:
+def list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
     """One sentence for each count of the manifest that is not what it counts.
 
     The manifest's shards, lengths and ``.docs`` are taken as sound: they were compared before.
@@ -25,17 +25,17 @@ def count_faults(folder: Path, manifest: Manifest) -> list[str]:
     return [
         f"{folder}: the manifest says {stated:,} {what}, {where} {found:,}; {_REMEDY}."
         for what, stated, where, found in [
-            *_of_the_whole(folder, manifest),
-            *_of_each_source(folder, manifest),
+            *_compare_totals(folder, manifest),
+            *_compare_sources(folder, manifest),
         ]
         if stated != found
     ]
 
 
-Compared = tuple[str, int, str, int]
+CountComparison = tuple[str, int, str, int]
 
 
-def _of_the_whole(folder: Path, manifest: Manifest) -> Iterator[Compared]:
+def _compare_totals(folder: Path, manifest: Manifest) -> Iterator[CountComparison]:
     counts, subsets, sources = manifest.counts, manifest.subsets.values(), manifest.sources
     yield "documents", counts.documents, "its subsets hold", sum(s.documents for s in subsets)
     yield "tokens", counts.tokens, "its subsets hold", sum(s.tokens for s in subsets)
@@ -45,14 +45,14 @@ def _of_the_whole(folder: Path, manifest: Manifest) -> Iterator[Compared]:
     noun = "pairs" if manifest.preferences == "pairs" else "documents"
     together = f"its {noun}, quarantined and dropped records together are"
     yield "records", counts.records, together, fates - counts.further
-    names = [name for name in sidecars_of(manifest) if name.startswith(_QUARANTINE)]
-    lines = sum(_lines(folder / name) for name in names)
+    names = [name for name in list_sidecars(manifest) if name.startswith(_QUARANTINE_STEM)]
+    lines = sum(_count_lines(folder / name) for name in names)
     where = f"{QUARANTINE_NAME} has" if len(names) == 1 else "its quarantine files have"
     yield "quarantined records", counts.quarantined, where, lines
 
 
-def _of_each_source(folder: Path, manifest: Manifest) -> Iterator[Compared]:
-    documents, tokens = _by_part(folder, manifest)
+def _compare_sources(folder: Path, manifest: Manifest) -> Iterator[CountComparison]:
+    documents, tokens = _count_by_part(folder, manifest)
     part = 0
     for source in manifest.sources:
         own = slice(part, part := part + len(source.parts))
@@ -64,14 +64,14 @@ def _of_each_source(folder: Path, manifest: Manifest) -> Iterator[Compared]:
     yield "documents of other sources than those it lists", 0, "its .docs files", strays
 
 
-def _by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Documents and tokens of each part, by what the ``.docs`` say; the last place: of no part listed."""
     parts = sum(len(source.parts) for source in manifest.sources)
     documents, tokens = np.zeros(parts + 1, np.int64), np.zeros(parts + 1, np.int64)
     for name, subset in manifest.subsets.items():
         lengths, start = map_lengths(folder / name, subset), 0
         for shard in subset.shards:
-            origins = map_origins((folder / name / shard.name).with_suffix(".docs"))
+            origins = map_provenance((folder / name / shard.name).with_suffix(".docs"))
             of = np.minimum(origins.parts, parts)
             own = lengths.slice(start, start + shard.documents)
             start += shard.documents
@@ -81,9 +81,11 @@ def _by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArr
     return documents, tokens
 
 
-def _lines(path: Path) -> int:
+def _count_lines(path: Path) -> int:
     """Lines of a file; 0 when there is none."""
     if not path.exists():
         return 0
     view = map_file(path)
-    return sum(bytes(view[at : at + _BLOCK]).count(b"\n") for at in range(0, len(view), _BLOCK))
+    return sum(
+        bytes(view[at : at + _CHUNK_BYTES]).count(b"\n") for at in range(0, len(view), _CHUNK_BYTES)
+    )

@@ -6,28 +6,28 @@ from pathlib import Path
 import msgspec
 
 from batchloom.core.errors import InputError
-from batchloom.core.files import NOT_JSON, because, read_regular
+from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
 from batchloom.store.write import write_file
 
 _VERSION = 1
 
 
-class GoneOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SubsetMissingMedia(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of one subset: its fingerprint, which names its content wherever it lies, and the numbers of documents."""
 
     fingerprint: str
     documents: tuple[int, ...]
 
 
-class Gone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MissingMedia(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole list: the place of the store that was looked at, and its subsets by name."""
 
     version: int
     store: str
-    subsets: dict[str, GoneOf]
+    subsets: dict[str, SubsetMissingMedia]
 
 
-def write_gone(path: Path, store: str, subsets: Mapping[str, GoneOf]) -> None:
+def write_missing_media(path: Path, store: str, subsets: Mapping[str, SubsetMissingMedia]) -> None:
     """Write a list as JSON, aside and renamed.
 
     Args:
@@ -38,11 +38,11 @@ def write_gone(path: Path, store: str, subsets: Mapping[str, GoneOf]) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    found = Gone(_VERSION, store, dict(subsets))
+    found = MissingMedia(_VERSION, store, dict(subsets))
     write_file(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
-def read_gone(path: Path) -> Gone:
+def read_missing_media(path: Path) -> MissingMedia:
     """Read a list.
 
     Raises:
@@ -50,10 +50,10 @@ def read_gone(path: Path) -> Gone:
     """
     remedy = "batchloom check STORE --gone FILE writes one"
     try:
-        found = msgspec.json.decode(read_regular(path), type=Gone)
+        found = msgspec.json.decode(read_regular_file(path), type=MissingMedia)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {because(error)}; {remedy}.") from error
-    except NOT_JSON as error:
+        raise InputError(f"{path} cannot be read: {describe_os_error(error)}; {remedy}.") from error
+    except JSON_DECODE_ERRORS as error:
         raise InputError(
             f"{path} is no list of documents whose images or audio are gone: {error}; {remedy}."
         ) from error

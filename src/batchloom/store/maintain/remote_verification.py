@@ -7,35 +7,43 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from batchloom.core.addresses import shown
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import StoreError, StoreMissingError
-from batchloom.remote import RangeError, Ranges, first_contact, info_of, is_web, no_stretches, told
+from batchloom.remote import (
+    RangeError,
+    RangeFetcher,
+    fetch_file_info,
+    is_web_url,
+    make_no_ranges_error,
+    make_remote_error,
+    run_with_retries,
+)
 from batchloom.store.format import (
     MANIFEST_NAME,
     PROCESSOR_NAME,
     TOKENIZER_NAME,
     ShardEntry,
-    generation_name,
+    format_generation_name,
     read_manifest,
 )
-from batchloom.store.maintain.generations import files_of, sidecars_of
-from batchloom.store.maintain.verification import Verdict, describe_use, verify_store
-from batchloom.store.read import TRIES, Store, open_store, read_far_manifest
+from batchloom.store.maintain.generations import list_generation_files, list_sidecars
+from batchloom.store.maintain.verification import VerificationResult, describe_use, verify_store
+from batchloom.store.read import MAX_FETCH_ATTEMPTS, Store, open_remote_manifest, open_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 # A file comes in stretches of 4 MiB, so many of them at the same time.
-_STRETCH, _AT_ONCE = 4 << 20, 16
+_CHUNK_BYTES, _MAX_CONCURRENT = 4 << 20, 16
 # Blocks of the documents that are decoded: they go with the rest.
-_CACHE = 1 << 30
+_CACHE_BYTES = 1 << 30
 # What of a shard is looked at beyond it.
-_STAYS = (".docs",)
+_RETAINED_SUFFIXES = (".docs",)
 
 
-def verify_far(
+def verify_remote_store(
     url: str, progress: Callable[[int], None] | None = None, *, generation: int | None = None
-) -> Verdict:
+) -> VerificationResult:
     """Check a whole store at a URL as :func:`~batchloom.store.verify_store` does: all of it is read once.
 
     A shard at a time lies in a temporary folder; what stays there to the end are lengths and origins, 40 bytes for
@@ -54,52 +62,54 @@ def verify_far(
     base = url.rstrip("/")
     with tempfile.TemporaryDirectory(prefix="batchloom-check-") as scratch:
         folder = Path(scratch) / "store"
-        copy = _Copy(base, folder)
+        copy = _StoreCopy(base, folder)
         try:
-            read_far_manifest(base)
+            open_remote_manifest(base)
         except StoreMissingError:
             raise
         except StoreError as error:
-            faulty = Verdict(shown(base), "store", [str(error)], data="unknown")
+            faulty = VerificationResult(redact_url(base), "store", [str(error)], data="unknown")
             faulty.used = describe_use(faulty, {})
             return faulty
-        copy.beginning()
+        copy.copy_store_files()
 
         def opened(subset: str, number: int) -> Store:
             cache = Path(scratch) / "blocks"
-            return open_store(base, subset, generation=number, cache=cache, cache_limit=_CACHE)
+            return open_store(
+                base, subset, generation=number, cache=cache, cache_limit=_CACHE_BYTES
+            )
 
         verdict = verify_store(
             folder, progress, generation=generation, shard=copy.shard, opened=opened
         )
-    return _named(verdict, str(folder), base)
+    return _rename_result(verdict, str(folder), base)
 
 
-def _named(verdict: Verdict, folder: str, base: str) -> Verdict:
+def _rename_result(verdict: VerificationResult, folder: str, base: str) -> VerificationResult:
     """The verdict on a copy as that on the store itself."""
-    verdict.path = shown(base)
+    verdict.path = redact_url(base)
     verdict.faults = [fault.replace(folder, verdict.path) for fault in verdict.faults]
     verdict.used = verdict.used.replace(folder, verdict.path)
     return verdict
 
 
 @final
-class _Copy:
+class _StoreCopy:
     """The files of a store, brought to a folder when they are looked at."""
 
     def __init__(self, base: str, folder: Path) -> None:
-        self._base, self._folder, self._ranges = base, folder, Ranges(base)
+        self._base, self._folder, self._ranges = base, folder, RangeFetcher(base)
 
-    def beginning(self) -> None:
+    def copy_store_files(self) -> None:
         """Bring all but the files of shards."""
-        self._bring_manifest(MANIFEST_NAME, None)
+        self._copy_manifest(MANIFEST_NAME, None)
         try:
             manifest = read_manifest(self._folder)
         except StoreError:
             return  # It is told by who looks at it.
         for number in manifest.readable[:-1]:
-            self._bring_manifest(generation_name(number), number)
-        names = {TOKENIZER_NAME, *sidecars_of(manifest)}
+            self._copy_manifest(format_generation_name(number), number)
+        names = {TOKENIZER_NAME, *list_sidecars(manifest)}
         if manifest.processor is not None:
             names.add(PROCESSOR_NAME)
         for number in manifest.readable:
@@ -109,7 +119,7 @@ class _Copy:
                     if number == manifest.generation
                     else read_manifest(self._folder, number)
                 )
-                names |= files_of(one)
+                names |= list_generation_files(one)
         shards = {
             f"{name}/{shard.name}"
             for name, subset in manifest.subsets.items()
@@ -117,7 +127,7 @@ class _Copy:
         }
         for name in sorted(names):
             if str(Path(name).with_suffix("")) not in shards:
-                self._bring(name)
+                self._copy_file(name)
 
     @contextlib.contextmanager
     def shard(self, stem: Path, entry: ShardEntry) -> Iterator[None]:
@@ -127,48 +137,48 @@ class _Copy:
         endings = ["bin", "idx", "docs", *(ending for ending, one in given.items() if one)]
         paths = [stem.with_suffix(f".{ending}") for ending in endings]
         for path in paths:
-            self._bring(path.relative_to(self._folder).as_posix())
+            self._copy_file(path.relative_to(self._folder).as_posix())
         try:
             yield
         finally:
             for path in paths:
-                if path.suffix not in _STAYS and path.exists():
+                if path.suffix not in _RETAINED_SUFFIXES and path.exists():
                     # That it is there is looked at later; whoever has it mapped keeps its bytes.
                     path.unlink()
                     path.touch()
 
-    def _bring_manifest(self, name: str, generation: int | None) -> None:
+    def _copy_manifest(self, name: str, generation: int | None) -> None:
         """Copy a manifest, again where the copy is damaged."""
-        for _ in range(TRIES):
-            self._bring(name)
+        for _ in range(MAX_FETCH_ATTEMPTS):
+            self._copy_file(name)
             with contextlib.suppress(StoreError):
                 read_manifest(self._folder, generation)
                 return
 
-    def _bring(self, name: str) -> None:
+    def _copy_file(self, name: str) -> None:
         """Copy a file; one that is not there is told by who looks at it."""
         url = f"{self._base}/{name}"
         try:
-            info = first_contact(url, lambda: info_of(url))
+            info = run_with_retries(url, lambda: fetch_file_info(url))
         except FileNotFoundError:
             return
-        if is_web(url) and not info["ranges"]:
-            raise no_stretches(url, info)
+        if is_web_url(url) and not info["ranges"]:
+            raise make_no_ranges_error(url, info)
         size = int(info["size"])
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         waiting: deque[Future[bytes]] = deque()
         with path.open("wb") as file:
             try:
-                for start in range(0, size, _STRETCH):
-                    stop = min(start + _STRETCH, size)
+                for start in range(0, size, _CHUNK_BYTES):
+                    stop = min(start + _CHUNK_BYTES, size)
                     waiting.append(self._ranges.ask(name, start, stop, size))
-                    if len(waiting) == _AT_ONCE:
+                    if len(waiting) == _MAX_CONCURRENT:
                         file.write(waiting.popleft().result())
                 while waiting:
                     file.write(waiting.popleft().result())
             except RangeError as error:
-                raise told(error.fault, url) from None
+                raise make_remote_error(error.fault, url) from None
             finally:
                 for future in waiting:
                     future.cancel()

@@ -15,28 +15,33 @@ from batchloom.core.files import refuse_url
 from batchloom.store.format import (
     Manifest,
     RemovedEntry,
-    are_removed,
+    encode_removed,
+    format_removed_name,
+    mask_removed,
     read_manifest,
-    removed_bytes,
-    removed_name,
-    store_folder,
+    resolve_store_folder,
 )
 from batchloom.store.maintain.generations import (
-    changing,
-    commit,
+    commit_manifest,
+    lock_store,
+    make_successor,
     refuse_unfinished,
-    successor,
-    write_report,
+    write_generation_report,
 )
-from batchloom.store.maintain.selection import Named, Selection, name_documents, name_sources
+from batchloom.store.maintain.selection import (
+    DocumentSelection,
+    NamedDocuments,
+    add_named_documents,
+    add_named_sources,
+)
 from batchloom.store.read import Store, open_store
 from batchloom.store.write import sync_folder, write_file
 
-_AT_ONCE = 1024
+_BATCH_DOCUMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class RemovalResult:
     """What a removal did, or would do.
 
     Attributes:
@@ -71,7 +76,7 @@ def remove_documents(
     sources: Sequence[str] = (),
     documents_file: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
-) -> Removal:
+) -> RemovalResult:
     """Remove documents from a store, as its next generation: what was named reads as end tokens, untrained.
 
     Lengths, numbers and plans survive. Older generations, and the shards themselves, hold the text until
@@ -92,26 +97,26 @@ def remove_documents(
         OutputError: the store cannot be written.
     """
     refuse_url(path, "The store")
-    folder = store_folder(path)
+    folder = resolve_store_folder(path)
     base = read_manifest(folder)
     if not sources and documents_file is None:
         problem = "sources: missing; name sources (--source NAME), or a list of documents (--documents-file FILE)"
         raise SettingsError([problem])
-    with nullcontext() if dry_run else changing(folder):
+    with nullcontext() if dry_run else lock_store(folder):
         base = read_manifest(folder)
-        named = Named()
-        name_sources(named, sources, base)
+        named = NamedDocuments()
+        add_named_sources(named, sources, base)
         if documents_file is not None:
-            name_documents(named, Path(documents_file), base)
-        selection = Selection(named, base)
-        found = {name: _found_in(folder, name, base, selection) for name in base.subsets}
-        taken, before = _split(found)
-        told = _told(taken, base)
+            add_named_documents(named, Path(documents_file), base)
+        selection = DocumentSelection(named, base)
+        found = {name: _select_documents(folder, name, base, selection) for name in base.subsets}
+        taken, before = _split_already_removed(found)
+        told = _summarize_sources(taken, base)
         done = None
         if not dry_run and told:
             refuse_unfinished(folder)
-            done = _remove(folder, base, taken, tuple(sources))
-    return Removal(
+            done = _commit_removal(folder, base, taken, tuple(sources))
+    return RemovalResult(
         folder,
         done,
         sum(documents for _, documents, _ in told),
@@ -120,20 +125,20 @@ def remove_documents(
         before,
         selection.absent(),
         selection.left_out(),
-        _none_left(found, taken),
+        _is_all_removed(found, taken),
     )
 
 
-_Found = dict[str, tuple[Store, NDArray[np.int64]]]
+_SelectedDocuments = dict[str, tuple[Store, NDArray[np.int64]]]
 
 
-def _found_in(
-    folder: Path, name: str, base: Manifest, selection: Selection
+def _select_documents(
+    folder: Path, name: str, base: Manifest, selection: DocumentSelection
 ) -> tuple[Store, NDArray[np.int64]]:
     """The open subset, and the numbers of its documents that are named."""
     store = open_store(folder, name, generation=base.generation)
     found = [
-        selection.of_shard(name, store.shards.bounds[shard], store.provenance.shard(shard))
+        selection.select_in_shard(name, store.shards.bounds[shard], store.provenance.shard(shard))
         for shard in range(len(store.shards))
     ]
     numbers = np.concatenate(found)
@@ -142,26 +147,28 @@ def _found_in(
     return store, numbers
 
 
-def _split(found: _Found) -> tuple[_Found, int]:
+def _split_already_removed(found: _SelectedDocuments) -> tuple[_SelectedDocuments, int]:
     """What is still there of the found documents, and how many are not."""
-    taken: _Found = {}
+    taken: _SelectedDocuments = {}
     before = 0
     for name, (store, numbers) in found.items():
-        gone = are_removed(store.contents.removed, numbers)
+        gone = mask_removed(store.contents.removed, numbers)
         before += int(np.count_nonzero(gone))
         if not gone.all():
             taken[name] = store, numbers[~gone]
     return taken, before
 
 
-def _none_left(found: _Found, taken: _Found) -> bool:
+def _is_all_removed(found: _SelectedDocuments, taken: _SelectedDocuments) -> bool:
     """Whether what is taken, and what was before, are all documents there are."""
     stores = [store for store, _ in found.values()]
     gone = sum(len(numbers) for _, numbers in taken.values())
     return gone + sum(store.contents.removed.size for store in stores) == sum(map(len, stores))
 
 
-def _told(taken: _Found, base: Manifest) -> tuple[tuple[str, int, int], ...]:
+def _summarize_sources(
+    taken: _SelectedDocuments, base: Manifest
+) -> tuple[tuple[str, int, int], ...]:
     """Name, documents and tokens of each source that loses some."""
     source_of = np.repeat(np.arange(len(base.sources)), [len(one.parts) for one in base.sources])
     documents = np.zeros(len(base.sources), np.int64)
@@ -181,34 +188,38 @@ def _told(taken: _Found, base: Manifest) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def _remove(folder: Path, base: Manifest, taken: _Found, selected: tuple[str, ...]) -> int:
+def _commit_removal(
+    folder: Path, base: Manifest, taken: _SelectedDocuments, selected: tuple[str, ...]
+) -> int:
     """Write what is removed from now on, and make it the newest generation; its number."""
     number = base.generation + 1
     subsets = dict(base.subsets)
     for name, (store, numbers) in taken.items():
         old = subsets[name].removed
         gone = np.union1d(store.contents.removed, numbers)
-        file = write_file(folder / name / removed_name(number), removed_bytes(gone))
+        file = write_file(folder / name / format_removed_name(number), encode_removed(gone))
         sync_folder(folder / name)
         tokens = int(store.lengths.take(numbers).sum(dtype=np.int64))
         entry = RemovedEntry(
             number,
             int(gone.size),
             tokens + (old.tokens if old else 0),
-            _trained(store, numbers) + (old.trained if old else 0),
+            _count_trained_tokens(store, numbers) + (old.trained if old else 0),
             file,
         )
         subsets[name] = replace(subsets[name], removed=entry)
-    write_report(folder, number, {"removed": selected})
-    commit(folder, base, successor(base, replace(base, subsets=subsets), "removed", selected))
+    write_generation_report(folder, number, {"removed": selected})
+    commit_manifest(
+        folder, base, make_successor(base, replace(base, subsets=subsets), "removed", selected)
+    )
     return number
 
 
-def _trained(store: Store, numbers: NDArray[np.int64]) -> int:
+def _count_trained_tokens(store: Store, numbers: NDArray[np.int64]) -> int:
     """Trained tokens of documents, a bounded number of these at a time."""
     trained = 0
-    for start in range(0, numbers.size, _AT_ONCE):
-        some = numbers[start : start + _AT_ONCE]
+    for start in range(0, numbers.size, _BATCH_DOCUMENTS):
+        some = numbers[start : start + _BATCH_DOCUMENTS]
         lengths = store.lengths.take(some).astype(np.int64)
         masks = store.mask(some, np.zeros_like(some), lengths)
         trained += sum(int(np.count_nonzero(mask)) for mask in masks)

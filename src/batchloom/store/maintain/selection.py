@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import because, describe_missing, read_regular
-from batchloom.core.settings import nearest, shown
-from batchloom.store.format import SUBSETS, Manifest, Origins
+from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file
+from batchloom.core.settings import quote_value, suggest
+from batchloom.store.format import SUBSETS, Manifest, ProvenanceTable
 
-_NUMBER = re.compile(rf"({'|'.join(SUBSETS)}):(\d{{1,18}})")
-_HASH = re.compile(r"[0-9a-fA-F]{32}")
-_RECORD = re.compile(r"(\S.*?)\s+(\d{1,18})")
-_FORMS = (
+_NUMBER_PATTERN = re.compile(rf"({'|'.join(SUBSETS)}):(\d{{1,18}})")
+_HASH_PATTERN = re.compile(r"[0-9a-fA-F]{32}")
+_RECORD_PATTERN = re.compile(r"(\S.*?)\s+(\d{1,18})")
+_FORMS_HINT = (
     "a line is a document's number (train:17), its hash (32 hex digits), or the name of a source and a record of it, "
     "counted from 0 (wiki.jsonl 17)"
 )
-_SHOWN = 10
+_MAX_LISTED = 10
 _RECORD_BITS = 40
 
 
-class Line(NamedTuple):
+class SelectionLine(NamedTuple):
     """A line of a list of documents: its number and what it says."""
 
     number: int
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 @dataclass(slots=True)
-class Named:
+class NamedDocuments:
     """Documents as they are named.
 
     Attributes:
@@ -45,12 +45,12 @@ class Named:
     """
 
     sources: set[int] = field(default_factory=set)
-    numbers: dict[str, dict[int, Line]] = field(default_factory=dict)
-    hashes: dict[tuple[int, int], Line] = field(default_factory=dict)
-    records: dict[tuple[str, int], Line] = field(default_factory=dict)
+    numbers: dict[str, dict[int, SelectionLine]] = field(default_factory=dict)
+    hashes: dict[tuple[int, int], SelectionLine] = field(default_factory=dict)
+    records: dict[tuple[str, int], SelectionLine] = field(default_factory=dict)
 
 
-def name_sources(named: Named, patterns: Sequence[str], manifest: Manifest) -> None:
+def add_named_sources(named: NamedDocuments, patterns: Sequence[str], manifest: Manifest) -> None:
     """Add all documents of the sources, or of the data sets, that names or globs fit.
 
     Raises:
@@ -64,15 +64,16 @@ def name_sources(named: Named, patterns: Sequence[str], manifest: Manifest) -> N
             n for n, names in enumerate(known) if any(fnmatchcase(one, pattern) for one in names)
         }
         if not found:
-            hint = nearest(pattern, [one for names in known for one in names])
+            hint = suggest(pattern, [one for names in known for one in names])
             raise InputError(
-                f"sources: no source of the store is called {shown(pattern)}{hint or '.'} batchloom log --json lists "
+                f"sources: no source of the store is called {quote_value(pattern)}{hint or '.'} batchloom log "
+                f"--json lists "
                 "them; * and ? stand for any characters."
             )
         named.sources |= found
 
 
-def name_documents(named: Named, path: Path, manifest: Manifest) -> None:
+def add_named_documents(named: NamedDocuments, path: Path, manifest: Manifest) -> None:
     """Add the documents that the lines of a file name; empty lines and those that begin with # say nothing.
 
     Raises:
@@ -81,29 +82,33 @@ def name_documents(named: Named, path: Path, manifest: Manifest) -> None:
             ten of them are told at once.
     """
     try:
-        text = read_regular(path).decode("utf-8-sig")
+        text = read_regular_file(path).decode("utf-8-sig")
     except FileNotFoundError as error:
         remedy = "name a file that lists documents"
-        raise InputMissingError(describe_missing(str(path), remedy)) from error
+        raise InputMissingError(describe_missing_path(str(path), remedy)) from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is no UTF-8 text: {error.reason} at byte {error.start}."
         ) from error
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {because(error)}.") from error
+        raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
     problems: list[str] = []
     for count, raw in enumerate(text.splitlines(), 1):
-        line = Line(count, raw.strip())
-        if line.text and not line.text.startswith("#") and (fault := _add(named, line, manifest)):
+        line = SelectionLine(count, raw.strip())
+        if (
+            line.text
+            and not line.text.startswith("#")
+            and (fault := _add_line(named, line, manifest))
+        ):
             problems.append(f"{path}:{count}: {fault}")
     if problems:
-        more = f"\nand {len(problems) - _SHOWN:,} more" if len(problems) > _SHOWN else ""
-        raise InputError("\n".join(problems[:_SHOWN]) + more + f"\n{_FORMS}.")
+        more = f"\nand {len(problems) - _MAX_LISTED:,} more" if len(problems) > _MAX_LISTED else ""
+        raise InputError("\n".join(problems[:_MAX_LISTED]) + more + f"\n{_FORMS_HINT}.")
 
 
-def _add(named: Named, line: Line, manifest: Manifest) -> str:
+def _add_line(named: NamedDocuments, line: SelectionLine, manifest: Manifest) -> str:
     """What is wrong with a line; empty where it was added."""
-    if match := _NUMBER.fullmatch(line.text):
+    if match := _NUMBER_PATTERN.fullmatch(line.text):
         subset, number = match[1], int(match[2])
         have = manifest.subsets[subset].documents if subset in manifest.subsets else 0
         if number >= have:
@@ -111,18 +116,18 @@ def _add(named: Named, line: Line, manifest: Manifest) -> str:
                 f"there is no document {line.text}: subset {subset} has {have:,}, numbered from 0"
             )
         named.numbers.setdefault(subset, {})[number] = line
-    elif _HASH.fullmatch(line.text):
+    elif _HASH_PATTERN.fullmatch(line.text):
         value = int(line.text, 16)
         named.hashes[value >> 64, value & 0xFFFFFFFFFFFFFFFF] = line
-    elif match := _RECORD.fullmatch(line.text):
+    elif match := _RECORD_PATTERN.fullmatch(line.text):
         named.records[match[1], int(match[2])] = line
     else:
-        return f"{shown(line.text)} names no document"
+        return f"{quote_value(line.text)} names no document"
     return ""
 
 
 @final
-class Selection:
+class DocumentSelection:
     """Finds what is named in one shard after the other, and knows in the end what was not there.
 
     Args:
@@ -130,10 +135,10 @@ class Selection:
         manifest: of the store.
     """
 
-    def __init__(self, named: Named, manifest: Manifest) -> None:
+    def __init__(self, named: NamedDocuments, manifest: Manifest) -> None:
         self._named = named
         whole: list[bool] = []
-        records: dict[int, Line] = {}
+        records: dict[int, SelectionLine] = {}
         places: dict[str, list[tuple[int, int, int]]] = {}
         part = 0
         for number, source in enumerate(manifest.sources):
@@ -155,9 +160,11 @@ class Selection:
         self._records = records
         self._keys = np.array(sorted(records), np.uint64)
         self._high = np.array(sorted({high for high, _ in named.hashes}), np.uint64)
-        self._found: set[Line] = set()
+        self._found: set[SelectionLine] = set()
 
-    def of_shard(self, subset: str, first: int, origins: Origins) -> NDArray[np.int64]:
+    def select_in_shard(
+        self, subset: str, first: int, origins: ProvenanceTable
+    ) -> NDArray[np.int64]:
         """Numbers of the named documents of a shard, ascending, int64.
 
         Args:
@@ -185,13 +192,16 @@ class Selection:
 
     def absent(self) -> tuple[str, ...]:
         """The lines that name nothing that the store was made of or holds, in the order of the file."""
-        lines: Iterable[Line] = (*self._named.hashes.values(), *self._named.records.values())
-        return _texts({*lines} - self._found - {*self._records.values()})
+        lines: Iterable[SelectionLine] = (
+            *self._named.hashes.values(),
+            *self._named.records.values(),
+        )
+        return _list_line_texts({*lines} - self._found - {*self._records.values()})
 
     def left_out(self) -> tuple[str, ...]:
         """The lines that name records which were read, but no document of the shards looked at; in order."""
-        return _texts({*self._records.values()} - self._found)
+        return _list_line_texts({*self._records.values()} - self._found)
 
 
-def _texts(lines: Iterable[Line]) -> tuple[str, ...]:
+def _list_line_texts(lines: Iterable[SelectionLine]) -> tuple[str, ...]:
     return tuple(line.text for line in sorted(lines))

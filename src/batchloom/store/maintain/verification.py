@@ -11,49 +11,55 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, GenerationError, StoreError
-from batchloom.core.files import read_regular
-from batchloom.core.wording import counted
+from batchloom.core.files import read_regular_file
+from batchloom.core.wording import format_count
 from batchloom.store.format import (
-    COUNTED,
+    COUNTED_ENTRY_BYTES,
     LENGTHS_NAME,
     SMALL_FILE_LIMIT,
     TOKEN_DTYPES,
-    BlockSums,
+    BlockChecksums,
     Manifest,
     ShardEntry,
     SubsetEntry,
-    are_removed,
-    blobs_fault,
-    map_bands,
+    compute_file_checksums,
+    compute_pair_numbers,
+    find_blobs_fault,
     map_file,
     map_index,
     map_lengths,
     map_mask,
     map_media,
-    map_origins,
-    map_sides,
-    pair_numbers,
+    map_pair_index,
+    map_provenance,
+    map_signature_file,
+    mask_removed,
     read_manifest,
-    sums_of_file,
 )
-from batchloom.store.maintain.generation_verification import older_faults, removed_faults
-from batchloom.store.maintain.manifest_counts import count_faults
-from batchloom.store.read import Store, beginning, is_synthetic, open_store, read_processor_state
+from batchloom.store.maintain.generation_verification import list_older_faults, list_removed_faults
+from batchloom.store.maintain.manifest_counts import list_count_faults
+from batchloom.store.read import (
+    Store,
+    decode_beginning,
+    is_synthetic,
+    open_store,
+    read_processor_state,
+)
 
-_BLOCK = 8 << 20
-_SAMPLE_IDS = 64
-_NOISE_SAMPLE = 1 << 22
+_CHUNK_BYTES = 8 << 20
+_SAMPLED_IDS = 64
+_NOISE_SAMPLE_TOKENS = 1 << 22
 # Text repeats its tokens hundreds of times more often than uniform noise; below this it is noise.
 _NOISE_FACTOR = 1.5
 _NOISE_PAIRS = 200.0
-_PREFERENCES = {
+_PREFERENCE_DESCRIPTIONS = {
     "pairs": "pairs: two documents each, the chosen answer and the rejected one",
     "labels": "labels: each document is an answer called good or bad",
 }
 
 
 @dataclass(slots=True)
-class Verdict:
+class VerificationResult:
     """What a check found.
 
     Attributes:
@@ -88,7 +94,7 @@ def verify_store(
     generation: int | None = None,
     shard: Callable[[Path, ShardEntry], AbstractContextManager[None]] | None = None,
     opened: Callable[[str, int], Store] | None = None,
-) -> Verdict:
+) -> VerificationResult:
     """Check a whole store against its manifest: bytes, ids, and every count it states.
 
     The newest generation holds the files of all that can be read, so that checking it checks these.
@@ -105,7 +111,7 @@ def verify_store(
         StoreMissingError: there is no manifest.
         GenerationError: there is no such generation.
     """
-    verdict = Verdict(str(folder), "store")
+    verdict = VerificationResult(str(folder), "store")
     shard = shard or (lambda _stem, _entry: nullcontext())
     opened = opened or (lambda name, number: open_store(folder, name, generation=number))
     try:
@@ -119,29 +125,30 @@ def verify_store(
     verdict.data = "synthetic" if is_synthetic(manifest) else "real"
     tick = progress or (lambda _: None)
     for name, subset in manifest.subsets.items():
-        verdict.faults += _subset_faults(folder / name, manifest, subset, tick, shard)
+        verdict.faults += _list_subset_faults(folder / name, manifest, subset, tick, shard)
         gone = f", {subset.removed.documents:,} removed" if subset.removed else ""
         verdict.facts[name] = (
-            f"{subset.documents:,} documents{gone}, {subset.tokens:,} tokens, {counted(len(subset.shards), 'shard')}"
+            f"{subset.documents:,} documents{gone}, {subset.tokens:,} tokens, "
+            f"{format_count(len(subset.shards), 'shard')}"
         )
     if manifest.history:
-        verdict.facts["generation"] = _generations_of(manifest)
-        verdict.faults += older_faults(folder, manifest)
+        verdict.facts["generation"] = _describe_generations(manifest)
+        verdict.faults += list_older_faults(folder, manifest)
     if manifest.processor is not None:
         verdict.facts["processor"] = f"{manifest.processor.name}, {manifest.processor.fingerprint}"
         try:
             read_processor_state(
-                lambda name: read_regular(folder / name, SMALL_FILE_LIMIT),
+                lambda name: read_regular_file(folder / name, SMALL_FILE_LIMIT),
                 folder,
                 manifest.processor,
             )
         except StoreError as error:
             verdict.faults.append(str(error))
     if manifest.preferences:
-        verdict.facts["preferences"] = _PREFERENCES[manifest.preferences]
+        verdict.facts["preferences"] = _PREFERENCE_DESCRIPTIONS[manifest.preferences]
     if not verdict.faults:
         try:
-            verdict.faults += count_faults(folder, manifest)
+            verdict.faults += list_count_faults(folder, manifest)
         except StoreError as error:
             verdict.faults.append(str(error))
         _check_content(folder, manifest, verdict, opened)
@@ -151,24 +158,24 @@ def verify_store(
     return verdict
 
 
-def _generations_of(manifest: Manifest) -> str:
+def _describe_generations(manifest: Manifest) -> str:
     older = ", ".join(map(str, manifest.readable[:-1]))
     return f"{manifest.generation} ({manifest.history[-1].made}); older ones that can be read: {older or 'none'}"
 
 
-def verify_synthetic(name: str) -> Verdict:
+def verify_synthetic(name: str) -> VerificationResult:
     """Say what synthetic data is made of; there is nothing to verify.
 
     Args:
         name: as :func:`~batchloom.store.open_store` takes it.
     """
     store = open_store(name)
-    verdict = Verdict(name, "synthetic", data="synthetic")
+    verdict = VerificationResult(name, "synthetic", data="synthetic")
     verdict.facts["made of"] = str(store.path)
     verdict.facts["documents"] = f"{len(store):,}, {store.tokens:,} tokens"
     share = "every rank the same" if store.location.replicated else "every rank its share"
     verdict.facts["ranks"] = f"{share} of each step"
-    verdict.sample = beginning(store.tokenizer, store[0].ids, _SAMPLE_IDS)
+    verdict.sample = decode_beginning(store.tokenizer, store[0].ids, _SAMPLED_IDS)
     verdict.used = (
         f"batchloom train --data {name} makes up {len(store):,} documents as it goes and reads nothing; "
         f"batchloom prepare {name} --out STORE writes them"
@@ -176,12 +183,12 @@ def verify_synthetic(name: str) -> Verdict:
     return verdict
 
 
-def describe_use(verdict: Verdict, counts: dict[str, int], older: str = "") -> str:
+def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str = "") -> str:
     """Describe the use of a store with so many documents in its subsets; ``older`` is the option of a generation."""
     if verdict.faults:
         return "nothing, before what is faulty is mended"
     if verdict.facts.get("preferences"):
-        return "preference trainers read it (batchloom.store.Pairs and Labels), and batchloom train refuses it"
+        return "preference trainers read it (batchloom.store.PreferencePairs), and batchloom train refuses it"
     if not counts.get("train"):
         return "nothing by batchloom train: it has no document of a subset train"
     val = f", and looks at the {counts['val']:,} of subset val" if counts.get("val") else ""
@@ -195,14 +202,14 @@ def describe_use(verdict: Verdict, counts: dict[str, int], older: str = "") -> s
     return f"batchloom train --data {verdict.path}{older}{init} reads the {documents} of subset train{val}"
 
 
-def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
+def verify_prefix(path: Path, vocab_size: int | None = None) -> VerificationResult:
     """Check a bare Megatron prefix: that it opens, every id of it, and that it is not noise.
 
     Args:
         path: the prefix.
         vocab_size: every id must be below it; None where the vocabulary is not known.
     """
-    verdict = Verdict(str(path), "prefix")
+    verdict = VerificationResult(str(path), "prefix")
     try:
         store = open_store(path)
         verdict.facts["prefix"] = (
@@ -215,16 +222,16 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
             verdict.facts["trained"] = (
                 f"{store.contents.trained_tokens:,} tokens, as {path}.mask says"
             )
-        lowest, highest, _ = _scan(map_file(path.with_name(path.name + ".bin")), store.dtype)
-        ids = _sample_ids(store)
+        lowest, highest, _ = _scan_tokens(map_file(path.with_name(path.name + ".bin")), store.dtype)
+        ids = _draw_sample_ids(store)
     except FileNotFoundError:
         raise
     except StoreError as error:
         verdict.faults.append(str(error))
         return verdict
     verdict.facts["ids"] = f"{lowest:,} to {highest:,}"
-    verdict.faults += _range_faults(f"{path}.bin", lowest, highest, vocab_size)
-    verdict.faults += _noise_faults(ids, vocab_size or highest + 1, str(path))
+    verdict.faults += _list_range_faults(f"{path}.bin", lowest, highest, vocab_size)
+    verdict.faults += _list_noise_faults(ids, vocab_size or highest + 1, str(path))
     verdict.used = (
         "nothing, before what is faulty is mended"
         if verdict.faults
@@ -233,7 +240,7 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> Verdict:
     return verdict
 
 
-def _subset_faults(
+def _list_subset_faults(
     folder: Path,
     manifest: Manifest,
     subset: SubsetEntry,
@@ -243,13 +250,15 @@ def _subset_faults(
     faults = []
     dtype = TOKEN_DTYPES[manifest.dtype]
     try:
-        names = zip(subset.length_files, subset.length_sums_files, subset.all_layers, strict=True)
+        names = zip(
+            subset.length_files, subset.length_checksum_files, subset.all_layers, strict=True
+        )
         for file, sums, layer in names:
             view = map_file(folder / file)
             if xxhash.xxh3_128_hexdigest(view) != layer.lengths:
                 faults.append(f"{folder / file}: checksum differs from the manifest's.")
             else:
-                faults += _length_sums_faults(folder / sums, view, layer.sums)
+                faults += _list_length_checksum_faults(folder / sums, view, layer.sums)
         lengths = map_lengths(folder, subset)
     except StoreError as error:
         return [*faults, str(error)]
@@ -260,20 +269,20 @@ def _subset_faults(
         stem = folder / shard.name
         try:
             with here(stem, shard):
-                faults += _shard_faults(
+                faults += _list_shard_faults(
                     stem, shard, own, dtype, manifest.tokenizer.vocab_size, tick
                 )
                 if manifest.preferences:
-                    found, last = _side_faults(stem, shard, manifest, last)
+                    found, last = _list_pair_faults(stem, shard, manifest, last)
                     faults += found
                 elif (path := stem.with_suffix(".pairs")).exists():
                     faults.append(f"{path}: the manifest knows of no preferences.")
         except StoreError as error:
             faults.append(str(error))
-    return faults or removed_faults(folder, subset)
+    return faults or list_removed_faults(folder, subset)
 
 
-def _shard_faults(
+def _list_shard_faults(
     stem: Path,
     shard: ShardEntry,
     lengths: NDArray[np.uint32],
@@ -289,35 +298,35 @@ def _shard_faults(
         faults.append(
             f"{stem}.idx: holds {index.dtype.name} tokens, the manifest says {dtype.name}."
         )
-    if len(map_origins(stem.with_suffix(".docs"))) != shard.documents:
+    if len(map_provenance(stem.with_suffix(".docs"))) != shard.documents:
         faults.append(f"{stem}.docs: does not have the manifest's {shard.documents} documents.")
     for suffix, expected in ((".idx", shard.idx), (".docs", shard.docs)):
         if xxhash.xxh3_128_hexdigest(map_file(stem.with_suffix(suffix))) != expected:
             faults.append(f"{stem}{suffix}: checksum differs from the manifest's.")
-    faults += _mask_faults(stem, shard) + _bands_faults(stem, shard)
-    faults += _media_faults(stem, shard, lengths)
+    faults += _list_mask_faults(stem, shard) + _list_signature_faults(stem, shard)
+    faults += _list_media_faults(stem, shard, lengths)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
-    sums = BlockSums()
-    lowest, highest, digest = _scan(view, dtype, tick, sums)
+    sums = BlockChecksums()
+    lowest, highest, digest = _scan_tokens(view, dtype, tick, sums)
     if digest != shard.bin:
         faults.append(f"{stem}.bin: checksum differs from the manifest's.")
     else:
-        faults += _sums_faults(stem.with_suffix(".sums"), shard.sums, sums)
-    return faults + _range_faults(f"{stem}.bin", lowest, highest, vocabulary)
+        faults += _list_checksum_faults(stem.with_suffix(".sums"), shard.sums, sums)
+    return faults + _list_range_faults(f"{stem}.bin", lowest, highest, vocabulary)
 
 
-def _scan(
+def _scan_tokens(
     view: memoryview,
     dtype: np.dtype[np.generic],
     tick: Callable[[int], None] | None = None,
-    sums: BlockSums | None = None,
+    sums: BlockChecksums | None = None,
 ) -> tuple[int, int, str]:
     """Lowest and highest id of a ``.bin`` (0 where it is empty), and its checksum; its blocks' go into ``sums``."""
     digest, ranges = xxhash.xxh3_128(), []
-    for begin in range(0, len(view), _BLOCK):
-        block = view[begin : begin + _BLOCK]
+    for begin in range(0, len(view), _CHUNK_BYTES):
+        block = view[begin : begin + _CHUNK_BYTES]
         digest.update(block)
         if sums:
             sums.append(block)
@@ -329,7 +338,7 @@ def _scan(
     return lowest, max((high for _, high in ranges), default=0), digest.hexdigest()
 
 
-def _range_faults(name: str, lowest: int, highest: int, vocabulary: int | None) -> list[str]:
+def _list_range_faults(name: str, lowest: int, highest: int, vocabulary: int | None) -> list[str]:
     """A fault when an id is negative or, where the vocabulary is known, beyond it."""
     if lowest < 0:
         return [f"{name}: holds negative token ids ({lowest})."]
@@ -338,7 +347,7 @@ def _range_faults(name: str, lowest: int, highest: int, vocabulary: int | None) 
     return []
 
 
-def _mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
+def _list_mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
     path = stem.with_suffix(".mask")
     if shard.mask is None:
         return [f"{path}: the manifest knows of no mask of this shard."] if path.exists() else []
@@ -354,17 +363,17 @@ def _mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
     return faults
 
 
-def _bands_faults(stem: Path, shard: ShardEntry) -> list[str]:
+def _list_signature_faults(stem: Path, shard: ShardEntry) -> list[str]:
     path = stem.with_suffix(".bands")
     if shard.bands is None:
         return [f"{path}: the manifest knows of no bands of this shard."] if path.exists() else []
-    map_bands(path, shard.documents)
+    map_signature_file(path, shard.documents)
     if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.bands:
         return [f"{path}: checksum differs from the manifest's."]
     return []
 
 
-def _media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:
+def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:
     path, blobs = stem.with_suffix(".media"), stem.with_suffix(".blobs")
     if shard.media is None:
         return [f"{one}: the manifest knows of no media." for one in (path, blobs) if one.exists()]
@@ -378,20 +387,22 @@ def _media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) ->
     if (ends > lengths[media.rows["document"]]).any():
         faults.append(f"{path}: media end behind their documents.")
     if shard.blobs is not None:
-        faults += _sums_faults(stem.with_suffix(".blobsums"), shard.blobsums, sums_of_file(blobs))
+        faults += _list_checksum_faults(
+            stem.with_suffix(".blobsums"), shard.blobsums, compute_file_checksums(blobs)
+        )
     for one, stated in ((path, shard.media_bytes), (blobs, shard.blobs_bytes)):
         if stated is not None and len(map_file(one)) != stated:
             faults.append(f"{one}: has {len(map_file(one)):,} bytes, the manifest says {stated:,}.")
-    return faults + list(filter(None, [blobs_fault(blobs, media)]))
+    return faults + list(filter(None, [find_blobs_fault(blobs, media)]))
 
 
-def _length_sums_faults(path: Path, view: memoryview, stated: str | None) -> list[str]:
-    sums = BlockSums(COUNTED)
+def _list_length_checksum_faults(path: Path, view: memoryview, stated: str | None) -> list[str]:
+    sums = BlockChecksums(COUNTED_ENTRY_BYTES)
     sums.append(view)
-    return _sums_faults(path, stated, sums)
+    return _list_checksum_faults(path, stated, sums)
 
 
-def _sums_faults(path: Path, stated: str | None, found: BlockSums) -> list[str]:
+def _list_checksum_faults(path: Path, stated: str | None, found: BlockChecksums) -> list[str]:
     """What is wrong with a ``.sums`` file: it is the one that its file gives, or older stores have none."""
     if stated is None:
         return [f"{path}: the manifest knows of no sums."] if path.exists() else []
@@ -401,17 +412,17 @@ def _sums_faults(path: Path, stated: str | None, found: BlockSums) -> list[str]:
     return [f"{path}: it is not that of its file, or not the manifest's."]
 
 
-def _side_faults(
+def _list_pair_faults(
     stem: Path, shard: ShardEntry, manifest: Manifest, last: int
 ) -> tuple[list[str], int]:
     """What is wrong with a shard's ``.pairs``, and its last pair; ``last`` is that of the shard before."""
     path = stem.with_suffix(".pairs")
     faults = []
-    sides = map_sides(path, shard.documents, manifest.preferences)
+    sides = map_pair_index(path, shard.documents, manifest.preferences)
     if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.pairs:
         faults.append(f"{path}: checksum differs from the manifest's.")
-    origins = map_origins(stem.with_suffix(".docs"))
-    if not np.array_equal(sides.pairs, pair_numbers(origins.parts, origins.records)):
+    origins = map_provenance(stem.with_suffix(".docs"))
+    if not np.array_equal(sides.pairs, compute_pair_numbers(origins.parts, origins.records)):
         faults.append(f"{path}: its pairs are not those of the records that its .docs names.")
     if shard.documents and int(sides.pairs[0]) <= last:
         faults.append(f"{path}: begins with a pair that a shard before it holds, or has passed.")
@@ -419,7 +430,10 @@ def _side_faults(
 
 
 def _check_content(
-    folder: Path, manifest: Manifest, verdict: Verdict, opened: Callable[[str, int], Store]
+    folder: Path,
+    manifest: Manifest,
+    verdict: VerificationResult,
+    opened: Callable[[str, int], Store],
 ) -> None:
     """The tokenizer is the manifest's, a document decodes, and the tokens are not noise."""
     filled = [name for name, subset in manifest.subsets.items() if subset.documents]
@@ -432,25 +446,25 @@ def _check_content(
     try:
         tokenizer = store.tokenizer
         for first in store.contents.first(1):
-            verdict.sample = tokenizer.decode(store[first].ids[:_SAMPLE_IDS])
+            verdict.sample = tokenizer.decode(store[first].ids[:_SAMPLED_IDS])
     except BatchloomError as error:
         verdict.faults.append(str(error))
         return
     # What says that it was made up may look like it.
     if not store.contents.synthetic:
-        verdict.faults += _noise_faults(_sample_ids(store), entry.vocab_size, str(folder))
+        verdict.faults += _list_noise_faults(_draw_sample_ids(store), entry.vocab_size, str(folder))
 
 
-def _sample_ids(store: Store) -> NDArray[np.int64]:
+def _draw_sample_ids(store: Store) -> NDArray[np.int64]:
     """Tokens of documents spread evenly over the store, at most about four million."""
-    share = max(1, _NOISE_SAMPLE // 256)
+    share = max(1, _NOISE_SAMPLE_TOKENS // 256)
     numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
-    numbers = numbers[~are_removed(store.contents.removed, numbers)]
+    numbers = numbers[~mask_removed(store.contents.removed, numbers)]
     found = [store[int(n)].ids[:share] for n in numbers]
     return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
 
 
-def _noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> list[str]:
+def _list_noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> list[str]:
     """A fault when pairs of equal tokens are no more frequent than chance alone gives."""
     pairs = ids.size * (ids.size - 1) / 2
     if ids.size == 0 or int(ids.min()) < 0 or pairs / vocabulary < _NOISE_PAIRS:

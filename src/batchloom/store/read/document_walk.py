@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
-from batchloom.store.format import Sides, are_removed
+from batchloom.store.format import PairIndex, mask_removed
 from batchloom.store.read.store_reader import Store
 
-_DOCUMENTS = 1 << 14
-_TOKENS = 1 << 20
+_MAX_DOCUMENTS = 1 << 14
+_MAX_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class DocumentRange:
     """Neighbouring documents of one shard.
 
     Attributes:
@@ -33,24 +33,24 @@ class Stretch:
     trained: NDArray[np.bool_] | None
     sources: NDArray[np.int64] | None
     records: NDArray[np.int64] | None
-    sides: Sides | None = None
+    sides: PairIndex | None = None
 
 
-def walk(store: Store, shard: int | None = None) -> Iterator[Stretch]:
+def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[DocumentRange]:
     """The documents of a store, or of one of its shards; removed ones are left out.
 
     Raises:
         StoreError: a shard is missing, damaged, or contradicts the manifest.
     """
-    parts = _parts(store)
+    parts = _map_parts(store)
     bounds = store.shards.bounds
     for number in range(len(store.shards)) if shard is None else (shard,):
-        origins = None if parts is None else _origins(store, number, *parts)
+        origins = None if parts is None else _read_provenance(store, number, *parts)
         sides = store.shards.sides(number) if store.contents.preferences else None
         first, stop = bounds[number], bounds[number + 1]
-        for start, end in _cuts(store, first, stop):
+        for start, end in _iter_cuts(store, first, stop):
             numbers = np.arange(start, end)
-            numbers = numbers[~are_removed(store.contents.removed, numbers)]
+            numbers = numbers[~mask_removed(store.contents.removed, numbers)]
             if not numbers.size:
                 continue
             lengths = store.lengths.take(numbers).astype(np.int64)
@@ -59,26 +59,26 @@ def walk(store: Store, shard: int | None = None) -> Iterator[Stretch]:
             if store.masked:
                 trained = np.concatenate(store.mask(numbers, zeros, lengths))
             mine = numbers - first
-            yield Stretch(
+            yield DocumentRange(
                 lengths,
                 np.concatenate(store.read(numbers, zeros, lengths)),
                 trained,
                 None if origins is None else origins[0][mine],
                 None if origins is None else origins[1][mine],
-                None if sides is None else Sides(sides.pairs[mine], sides.sides[mine]),
+                None if sides is None else PairIndex(sides.pairs[mine], sides.sides[mine]),
             )
 
 
-def _cuts(store: Store, start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _iter_cuts(store: Store, start: int, stop: int) -> Iterator[tuple[int, int]]:
     while start < stop:
-        lengths = store.lengths.slice(start, min(start + _DOCUMENTS, stop))
+        lengths = store.lengths.slice(start, min(start + _MAX_DOCUMENTS, stop))
         sums = np.cumsum(lengths, dtype=np.int64)
-        count = max(1, int(np.searchsorted(sums, _TOKENS, side="right")))
+        count = max(1, int(np.searchsorted(sums, _MAX_TOKENS, side="right")))
         yield start, start + count
         start += count
 
 
-def _parts(store: Store) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+def _map_parts(store: Store) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Of each part its source's number, and the records of that source before it."""
     if store.manifest is None:
         return None
@@ -92,14 +92,14 @@ def _parts(store: Store) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     return np.array(sources, np.int64), np.array(before, np.int64)
 
 
-def _origins(
+def _read_provenance(
     store: Store, shard: int, sources: NDArray[np.int64], before: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     found = store.provenance.shard(shard)
     return sources[found.parts], before[found.parts] + found.records.astype(np.int64)
 
 
-def int32_ids(ids: NDArray[Any]) -> NDArray[np.int32]:
+def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:
     """Ids as int32 [n].
 
     Raises:

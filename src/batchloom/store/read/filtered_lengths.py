@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.store.format import StoreLengths
-from batchloom.store.read.remote_lengths import FarLengths
+from batchloom.store.read.remote_lengths import RemoteLengths
 
 Ids = NDArray[np.int64]
 
-_AT_ONCE = 1 << 12
+_CHUNK_DOCUMENTS = 1 << 12
 
 
 @final
-class ChosenLengths:
+class FilteredLengths:
     """Lengths under which a plan serves the chosen documents and no other; numbers stay those of the subset.
 
     Args:
@@ -35,7 +35,7 @@ class ChosenLengths:
 
     def __init__(
         self,
-        whole: StoreLengths | FarLengths,
+        whole: StoreLengths | RemoteLengths,
         media: str,
         is_chosen: Callable[[Ids], NDArray[np.bool_]],
         chosen: int,
@@ -55,8 +55,8 @@ class ChosenLengths:
         return np.where(self._is_chosen(numbers), self.whole.slice(start, stop), np.uint32(0))
 
 
-def trained_among(
-    mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: ChosenLengths
+def count_trained_tokens(
+    mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: FilteredLengths
 ) -> int:
     """Tokens of the chosen documents that are trained; looks at the mask of each.
 
@@ -65,8 +65,8 @@ def trained_among(
         lengths: of the documents.
     """
     trained = 0
-    for start in range(0, lengths.size, _AT_ONCE):
-        numbers = np.arange(start, min(start + _AT_ONCE, lengths.size))
+    for start in range(0, lengths.size, _CHUNK_DOCUMENTS):
+        numbers = np.arange(start, min(start + _CHUNK_DOCUMENTS, lengths.size))
         own = lengths.take(numbers).astype(np.int64)
         some = own > 0
         masks = mask(numbers[some], np.zeros(int(some.sum()), np.int64), own[some])

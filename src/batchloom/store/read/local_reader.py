@@ -8,43 +8,43 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import read_regular
-from batchloom.remote import BLOCK
+from batchloom.core.files import read_regular_file
+from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format import (
-    CHECK,
-    PLAIN,
+    CHECK_REMEDY,
+    PLAIN_ENTRY_BYTES,
     SMALL_FILE_LIMIT,
+    ChecksumFile,
+    LossMask,
     Manifest,
-    Mask,
     MediaRows,
-    Origins,
-    Sides,
+    PairIndex,
+    ProvenanceTable,
     SubsetEntry,
-    Sums,
-    checksum,
-    known_parts,
+    check_known_parts,
+    compute_checksum,
+    compute_subset_fingerprint,
+    map_checksum_file,
     map_file,
     map_mask,
     map_media,
-    map_origins,
+    map_pair_index,
+    map_provenance,
     map_removed,
-    map_sides,
-    map_sums,
     read_blob,
     read_manifest,
-    subset_fingerprint,
 )
-from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.mapped_shards import (
     MappedShards,
     ShardTable,
-    mapped_limit,
-    masked_shards,
-    prefix_fingerprint,
+    compute_mapped_limit,
+    compute_prefix_fingerprint,
+    list_masked_shards,
 )
-from batchloom.store.read.stored_tokenizer import stored_tokenizer
+from batchloom.store.read.stored_tokenizer import load_stored_tokenizer
 from batchloom.store.read.subset_reader import (
-    DocumentLengths,
+    LengthReader,
     SubsetMasks,
     all_trained,
     fill_removed,
@@ -55,7 +55,7 @@ from batchloom.tokens import Tokenizer
 
 Ids = NDArray[np.int64]
 # Entries of a .sums file that one of its roots is of.
-ENTRIES = BLOCK // PLAIN
+ENTRIES = BLOCK_BYTES // PLAIN_ENTRY_BYTES
 
 
 class _Mapped(NamedTuple):
@@ -63,7 +63,7 @@ class _Mapped(NamedTuple):
 
     data: memoryview
     entries: memoryview
-    sums: Sums
+    sums: ChecksumFile
     known: bytearray
 
 
@@ -83,7 +83,7 @@ class LocalReader:
         StoreError: the list of removed documents is missing or damaged.
     """
 
-    is_here = True
+    is_fully_cached = True
     fetched_bytes = 0
 
     def __init__(
@@ -91,7 +91,7 @@ class LocalReader:
         path: Path,
         split: str,
         manifest: Manifest | None,
-        lengths: DocumentLengths,
+        lengths: LengthReader,
         shards: MappedShards,
         checks: "FirstRead | None" = None,
     ) -> None:
@@ -104,9 +104,9 @@ class LocalReader:
         self.end_id = manifest.tokenizer.end_id if manifest else 0
         entry = manifest.subsets.get(split) if manifest else None
         self.removed = map_removed(path / split, entry) if entry else np.empty(0, np.int64)
-        masked = masked_shards(manifest, split, self.table.places)
+        masked = list_masked_shards(manifest, split, self.table.places)
         files = 2 + bool(masked) + 2 * (checks is not None)
-        limit = mapped_limit(len(self.table.places), files)
+        limit = compute_mapped_limit(len(self.table.places), files)
         self._masks = SubsetMasks(masked, self.removed, self._load_mask, limit)
         self.masked = self._masks.masked
         self.limit_mapped(limit)
@@ -122,8 +122,8 @@ class LocalReader:
     def fingerprint(self) -> str:
         """Name of the content: counts and checksums, or a prefix's sizes and its edges."""
         if self._manifest is None:
-            return prefix_fingerprint(self._path, self.dtype, masked=self.masked)
-        return subset_fingerprint(self._manifest, self._split)
+            return compute_prefix_fingerprint(self._path, self.dtype, masked=self.masked)
+        return compute_subset_fingerprint(self._manifest, self._split)
 
     @property
     def mapped(self) -> MappedShards | None:
@@ -137,7 +137,7 @@ class LocalReader:
         if self._checks is not None:
             self._checks.most = limit
 
-    def for_lengths(self, lengths: ChosenLengths) -> "LocalReader":
+    def for_lengths(self, lengths: FilteredLengths) -> "LocalReader":
         """Return a reader of the same files that refuses what lies behind these lengths."""
         shards = self._shards.unmapped()
         return LocalReader(self._path, self._split, self._manifest, lengths, shards, self._checks)
@@ -194,7 +194,7 @@ class LocalReader:
                 begins[at] = pointers[row] >> self._shift
         return self._masks.read(documents, shards, begins + starts, lengths)
 
-    def _load_mask(self, shard: int) -> Mask:
+    def _load_mask(self, shard: int) -> LossMask:
         if self._checks is not None:
             self._checks.mask(shard)
         tokens = self.table.places[shard].bytes // self.dtype.itemsize
@@ -203,18 +203,20 @@ class LocalReader:
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Do nothing: there is nothing to fetch."""
 
-    def provenance(self, shard: int, rows: Ids | None = None) -> Origins:
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of documents of a shard; of all if ``rows`` is None."""
-        origins = map_origins(self._file_of(shard, ".docs"))
+        origins = map_provenance(self._file_of(shard, ".docs"))
         refuse_unlike_count(origins, self.table, shard)
         sources = self._manifest.sources if self._manifest else ()
-        return known_parts(origins if rows is None else origins.take(rows), sources, self._path)
+        return check_known_parts(
+            origins if rows is None else origins.take(rows), sources, self._path
+        )
 
-    def sides(self, shard: int) -> Sides:
+    def sides(self, shard: int) -> PairIndex:
         """Read the pairs and sides of a shard of preferences."""
         preferences = self._manifest.preferences if self._manifest else ""
         documents = self.table.places[shard].documents
-        return map_sides(self._file_of(shard, ".pairs"), documents, preferences)
+        return map_pair_index(self._file_of(shard, ".pairs"), documents, preferences)
 
     def media(self, shard: int) -> MediaRows:
         """Map the media index of a shard that has one."""
@@ -226,7 +228,7 @@ class LocalReader:
 
     def file(self, name: str) -> bytes:
         """Read a small file of the store."""
-        return read_regular(self._path / name, SMALL_FILE_LIMIT)
+        return read_regular_file(self._path / name, SMALL_FILE_LIMIT)
 
     def read_tokenizer(self) -> Tokenizer:
         """Read the tokenizer of the store."""
@@ -234,7 +236,7 @@ class LocalReader:
             raise StoreError(
                 f"{self._path} is a bare Megatron prefix: it does not say which tokenizer made it."
             )
-        return stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
+        return load_stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
         """Read the manifest of a generation as it is now, of the newest if None."""
@@ -265,7 +267,7 @@ class FirstRead:
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:
         self._folder, self._subset, self.always, self.most = folder, subset, always, 16
         # Behind the blocks of each shard is one more: an empty document at its end lies there.
-        blocks = np.array([-(-shard.bytes // BLOCK) + 1 for shard in subset.shards], np.int64)
+        blocks = np.array([-(-shard.bytes // BLOCK_BYTES) + 1 for shard in subset.shards], np.int64)
         self._bases = np.cumsum(blocks) - blocks
         # Memory that is not written to is not taken.
         self._sound = np.zeros(int(blocks.sum()), bool)
@@ -299,8 +301,8 @@ class FirstRead:
             StoreError: a shard was changed, or its ``.sums``.
         """
         bases = self._bases.take(shards)
-        firsts = bases + begins // BLOCK
-        lasts = np.maximum(firsts, bases + (begins + (sizes - 1)) // BLOCK)
+        firsts = bases + begins // BLOCK_BYTES
+        lasts = np.maximum(firsts, bases + (begins + (sizes - 1)) // BLOCK_BYTES)
         if self.always:
             doubtful = np.flatnonzero(sizes)
         else:
@@ -331,11 +333,15 @@ class FirstRead:
             if not known[block // ENTRIES]:
                 sums.expected(block, block + 1)
                 known[block // ENTRIES] = 1
-            if digest(data[BLOCK * block : BLOCK * block + BLOCK]) != entries[block]:
+            if (
+                digest(data[BLOCK_BYTES * block : BLOCK_BYTES * block + BLOCK_BYTES])
+                != entries[block]
+            ):
                 name = self._subset.shards[shard].name
                 raise StoreError(
-                    f"{self._folder / name}.bin holds other bytes from {BLOCK * block:,} to {BLOCK * (block + 1):,} "
-                    f"than its checksums say: it was changed or damaged. {CHECK}"
+                    f"{self._folder / name}.bin holds other bytes from {BLOCK_BYTES * block:,} to "
+                    f"{BLOCK_BYTES * (block + 1):,} "
+                    f"than its checksums say: it was changed or damaged. {CHECK_REMEDY}"
                 )
 
     def _map(self, shard: int) -> "_Mapped | None":
@@ -348,7 +354,7 @@ class FirstRead:
                 self._compared.add(shard)
             return None
         data = map_file(path)
-        sums = map_sums(self._folder / f"{entry.name}.sums", entry.sums, len(data))
+        sums = map_checksum_file(self._folder / f"{entry.name}.sums", entry.sums, len(data))
         if len(self._shards) >= self.most:
             self._shards.pop(next(iter(self._shards)))
         mapped = _Mapped(data, sums.entries, sums, bytearray(-(-len(sums.entries) // ENTRIES)))
@@ -356,5 +362,5 @@ class FirstRead:
         return mapped
 
     def _whole(self, path: Path, stated: str) -> None:
-        if checksum(map_file(path)) != stated:
-            raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK}")
+        if compute_checksum(map_file(path)) != stated:
+            raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")

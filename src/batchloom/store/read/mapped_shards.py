@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.store.format import Index, Manifest, checksum, map_file, map_index
+from batchloom.store.format import Manifest, MegatronIndex, compute_checksum, map_file, map_index
 
-_STRETCH = 1 << 20
-_MOST_MAPPED = 2048
+_CHUNK_DOCUMENTS = 1 << 20
+_MAX_MAPPED = 2048
 _SPARE_FILES = 256
-_EDGE = 1 << 20
+_EDGE_BYTES = 1 << 20
 
 
 @final
-class Shard(NamedTuple):
+class MappedShard(NamedTuple):
     """One mapped ``.bin``/``.idx`` pair whose every document lies where ``pointers`` says.
 
     Attributes:
@@ -36,13 +36,13 @@ class Shard(NamedTuple):
 
 
 @final
-class Place(NamedTuple):
+class ShardLocation(NamedTuple):
     """Where a shard lies and how large it is; with the shard, where it was mapped already."""
 
     stem: Path
     documents: int
     bytes: int
-    mapped: Shard | None = None
+    mapped: MappedShard | None = None
 
 
 @final
@@ -58,7 +58,7 @@ class ShardTable:
         starts: ``bounds`` without the last, int64 [shards].
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[ShardLocation]) -> None:
         self.places = tuple(places)
         firsts = np.cumsum([0, *(place.documents for place in self.places)], dtype=np.int64)
         self.bounds: tuple[int, ...] = tuple(firsts.tolist())
@@ -96,13 +96,13 @@ class MappedShards:
         dtype: np.dtype[np.generic],
         lengths: Callable[[int, int], NDArray[np.uint32]],
     ) -> None:
-        self.table, self.dtype, self.limit = table, dtype, _MOST_MAPPED
+        self.table, self.dtype, self.limit = table, dtype, _MAX_MAPPED
         self._lengths = lengths
         self.opened = [place.mapped for place in table.places]
         self.openings = 0
         self._order: deque[int] = deque()
 
-    def map(self, number: int) -> Shard:
+    def map(self, number: int) -> MappedShard:
         """Return a shard, mapped now if it is not yet.
 
         Raises:
@@ -124,7 +124,9 @@ class MappedShards:
         return MappedShards(self.table, self.dtype, self._lengths)
 
 
-def map_shard(place: Place, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> Shard:
+def map_shard(
+    place: ShardLocation, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]
+) -> MappedShard:
     """Map a shard of a store, and check all of its index against the store's ``lengths`` [documents].
 
     Raises:
@@ -154,10 +156,10 @@ def map_shard(place: Place, dtype: np.dtype[np.generic], lengths: NDArray[np.uin
             f"{path} has {len(view)} bytes, the manifest says {place.bytes} and its documents take "
             f"{ends[-1] if ends.size else 0}. The store is damaged: run batchloom check on it."
         )
-    return Shard(_scalars(index.pointers), np.frombuffer(view, dtype))
+    return MappedShard(_view_scalars(index.pointers), np.frombuffer(view, dtype))
 
 
-def map_prefix(stem: Path) -> tuple[Shard, NDArray[np.uint32]]:
+def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
     """Map a bare Megatron prefix; gives the lengths of its documents with it, uint32 [documents].
 
     Raises:
@@ -170,7 +172,7 @@ def map_prefix(stem: Path) -> tuple[Shard, NDArray[np.uint32]]:
             f"{stem}.idx holds {index.dtype.name} numbers, and token ids are integers: these are features or "
             "scores, not tokens. Name the prefix of the tokens they were made of."
         )
-    lengths = document_lengths(index, stem)
+    lengths = compute_document_lengths(index, stem)
     view = map_file(stem.with_name(stem.name + ".bin"))
     needed = int(lengths.sum(dtype=np.int64)) * index.dtype.itemsize
     if len(view) != needed:
@@ -179,25 +181,25 @@ def map_prefix(stem: Path) -> tuple[Shard, NDArray[np.uint32]]:
         )
     _refuse_overlap(index, stem)
     pointers = index.pointers
-    if not document_is_sequence(index):
+    if not is_one_sequence_each(index):
         # The first sequence of an empty document may be past the last: nobody reads it.
         first = np.minimum(index.documents[:-1], len(pointers) - 1)
         pointers = pointers[first] if len(pointers) else np.zeros(len(first), np.int64)
-    return Shard(_scalars(pointers), np.frombuffer(view, index.dtype)), lengths
+    return MappedShard(_view_scalars(pointers), np.frombuffer(view, index.dtype)), lengths
 
 
-def _scalars(pointers: NDArray[np.int64]) -> memoryview:
+def _view_scalars(pointers: NDArray[np.int64]) -> memoryview:
     return pointers.view(np.uint8).data.cast("q")
 
 
-def _refuse_overlap(index: Index, stem: Path) -> None:
+def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
     """Refuse an index whose sequences do not fill the ``.bin``, each byte once, in any order.
 
     The sizes were compared before: where sequences lie apart, others overlap or lie outside.
     """
     expected = 0
-    for start in range(0, len(index.lengths), _STRETCH):
-        stretch = slice(start, start + _STRETCH)
+    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
+        stretch = slice(start, start + _CHUNK_DOCUMENTS)
         sizes = index.lengths[stretch].astype(np.int64) * index.dtype.itemsize
         ends = expected + np.cumsum(sizes)
         if not np.array_equal(index.pointers[stretch], ends - sizes):
@@ -219,20 +221,20 @@ def _refuse_overlap(index: Index, stem: Path) -> None:
         )
 
 
-def document_is_sequence(index: Index) -> bool:
+def is_one_sequence_each(index: MegatronIndex) -> bool:
     """Whether every document of a foreign index is exactly one sequence."""
     count = len(index.lengths)
     if len(index.documents) != count + 1:
         return False
     # In stretches, since an index of a billion documents must not be copied to compare it.
-    for start in range(0, count, _STRETCH):
-        stretch = index.documents[start : start + _STRETCH]
+    for start in range(0, count, _CHUNK_DOCUMENTS):
+        stretch = index.documents[start : start + _CHUNK_DOCUMENTS]
         if not np.array_equal(stretch, np.arange(start, start + len(stretch))):
             return False
     return True
 
 
-def document_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
+def compute_document_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:
     """Tokens of each document of a foreign index, uint32 [D - 1], after checking all of it.
 
     A view of the index where every document is one sequence, which takes no memory.
@@ -241,19 +243,19 @@ def document_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
         StoreError: bounds that run backwards, negative lengths, pointers between tokens, or
             documents whose sequences do not lie one after the other.
     """
-    plain = document_is_sequence(index)
+    plain = is_one_sequence_each(index)
     itemsize = index.dtype.itemsize
-    for start in range(0, len(index.lengths), _STRETCH):
-        stretch = slice(start, start + _STRETCH)
+    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
+        stretch = slice(start, start + _CHUNK_DOCUMENTS)
         if (index.lengths[stretch] < 0).any() or (index.pointers[stretch] % itemsize).any():
             raise StoreError(
                 f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
                 "Make it anew from its source."
             )
-    return index.lengths.view("<u4") if plain else _summed_lengths(index, stem)
+    return index.lengths.view("<u4") if plain else _sum_sequence_lengths(index, stem)
 
 
-def _summed_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
+def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:
     """Tokens of documents of any number of sequences, which must lie one after the other."""
     if (np.diff(index.documents) < 0).any():
         raise StoreError(
@@ -273,16 +275,20 @@ def _summed_lengths(index: Index, stem: Path) -> NDArray[np.uint32]:
     return np.diff(sums[index.documents]).astype(np.uint32)
 
 
-def prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
+def compute_prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
     """Names a bare prefix: sizes, counts and the first and last MiB of each file."""
     edges = {}
     for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
         view = map_file(stem.with_name(stem.name + suffix))
-        edges[suffix] = [len(view), checksum(view[:_EDGE]), checksum(view[-_EDGE:])]
+        edges[suffix] = [
+            len(view),
+            compute_checksum(view[:_EDGE_BYTES]),
+            compute_checksum(view[-_EDGE_BYTES:]),
+        ]
     return fingerprint({"prefix": edges, "dtype": dtype.name})
 
 
-def mapped_limit(shards: int, files: int) -> int:
+def compute_mapped_limit(shards: int, files: int) -> int:
     """Shards kept mapped: each costs ``files`` descriptors of what the process may open.
 
     A store of many shards raises the process's soft limit towards its hard one: a pool of the
@@ -290,17 +296,19 @@ def mapped_limit(shards: int, files: int) -> int:
     costs 45 times the throughput.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = files * min(shards, _MOST_MAPPED) + _SPARE_FILES
+    wanted = files * min(shards, _MAX_MAPPED) + _SPARE_FILES
     if 0 < soft < wanted:
         raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = (soft - _SPARE_FILES) // files if soft > 0 else _MOST_MAPPED
-    return min(max(16, room), _MOST_MAPPED)
+    room = (soft - _SPARE_FILES) // files if soft > 0 else _MAX_MAPPED
+    return min(max(16, room), _MAX_MAPPED)
 
 
-def masked_shards(manifest: Manifest | None, split: str, places: Sequence[Place]) -> frozenset[int]:
+def list_masked_shards(
+    manifest: Manifest | None, split: str, places: Sequence[ShardLocation]
+) -> frozenset[int]:
     """Numbers of the shards with a ``.mask``."""
     if manifest is None:
         stem = places[0].stem

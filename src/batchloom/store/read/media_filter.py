@@ -6,39 +6,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.medium import KINDS
-from batchloom.core.settings import nearest, shown
+from batchloom.core.medium import MEDIUM_KINDS
+from batchloom.core.settings import quote_value, suggest
 from batchloom.store.format import StoreLengths
-from batchloom.store.read.filtered_lengths import ChosenLengths
-from batchloom.store.read.remote_lengths import FarLengths
+from batchloom.store.read.filtered_lengths import FilteredLengths
+from batchloom.store.read.remote_lengths import RemoteLengths
 from batchloom.store.read.store_reader import Store
 from batchloom.store.read.stored_media import StoreMedia
 
-NONE, ANY = "none", "any"
-_TOGETHER = "+"
-# One for each set of kinds, by its bits in the order of KINDS.
-_SETS = 1 << len(KINDS)
+NO_MEDIA, ANY_MEDIA = "none", "any"
+_KIND_SEPARATOR = "+"
+# One for each set of kinds, by its bits in the order of MEDIUM_KINDS.
+_KIND_SETS = 1 << len(MEDIUM_KINDS)
 
 
-def media_word(asked: object) -> str:
-    """What documents are to hold, spelled one way: ``none``, ``any``, or kinds in the order of ``KINDS``.
+def normalize_media_filter(asked: object) -> str:
+    """What documents are to hold, spelled one way: ``none``, ``any``, or kinds in the order of ``MEDIUM_KINDS``.
 
     Raises:
         SettingsError: it is none of these.
     """
-    words = asked.split(_TOGETHER) if isinstance(asked, str) else []
-    if asked in (NONE, ANY):
+    words = asked.split(_KIND_SEPARATOR) if isinstance(asked, str) else []
+    if asked in (NO_MEDIA, ANY_MEDIA):
         return str(asked)
-    if words and set(words) <= set(KINDS) and len(set(words)) == len(words):
-        return _TOGETHER.join(kind for kind in KINDS if kind in words)
-    known = (NONE, ANY, *KINDS)
-    hint = nearest(asked, known) if isinstance(asked, str) else ""
+    if words and set(words) <= set(MEDIUM_KINDS) and len(set(words)) == len(words):
+        return _KIND_SEPARATOR.join(kind for kind in MEDIUM_KINDS if kind in words)
+    known = (NO_MEDIA, ANY_MEDIA, *MEDIUM_KINDS)
+    hint = suggest(asked, known) if isinstance(asked, str) else ""
     raise SettingsError(
-        [f"media: {shown(asked)} is none of {', '.join(known)}, or kinds joined by +{hint}"]
+        [f"media: {quote_value(asked)} is none of {', '.join(known)}, or kinds joined by +{hint}"]
     )
 
 
-def choose_by_media(store: Store, asked: object) -> Store:
+def filter_by_media(store: Store, asked: object) -> Store:
     """A store as it is, under whose lengths a plan serves only documents that hold what is asked for.
 
     Which sets there are splits the documents: each is of exactly one.
@@ -52,50 +52,53 @@ def choose_by_media(store: Store, asked: object) -> Store:
         InputError: no document holds that; says what they hold.
         StoreError: a file of media is missing or damaged.
     """
-    media, lengths = media_word(asked), store.lengths
-    if store.manifest is None or not isinstance(lengths, StoreLengths | FarLengths):
+    media, lengths = normalize_media_filter(asked), store.lengths
+    if store.manifest is None or not isinstance(lengths, StoreLengths | RemoteLengths):
         raise SettingsError(
             [f"media: only stores know of media, and {store.location.name} is none"]
         )
-    known, chosen = StoreMedia(store), _chosen_sets(media)
-    documents, tokens = _totals(store, known, lengths)
+    known, chosen = StoreMedia(store), _mask_kind_sets(media)
+    documents, tokens = _count_by_kind_set(store, known, lengths)
     if not documents[chosen].any():
-        held = [f"{documents[n]:,} {_word(n)}" for n in np.flatnonzero(documents).tolist()]
+        held = [f"{documents[n]:,} {_format_kinds(n)}" for n in np.flatnonzero(documents).tolist()]
         raise InputError(
             f"{store.location.name} has no documents in subset {store.split} with media {media!r}; it has: "
             f"{', '.join(held)}."
         )
 
     def is_chosen(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return chosen[known.kinds_of(numbers)]
+        return chosen[known.list_kinds(numbers)]
 
     count, total = int(documents[chosen].sum()), int(tokens[chosen].sum())
-    served = ChosenLengths(lengths, media, is_chosen, count, total)
+    served = FilteredLengths(lengths, media, is_chosen, count, total)
     location = replace(store.location, options={**store.location.options, "media": media})
     reader = store.reader.for_lengths(served)
     return Store(store.path, store.split, store.manifest, location, reader, served)
 
 
-def _word(kinds: int) -> str:
-    return _TOGETHER.join(kind for bit, kind in enumerate(KINDS) if kinds >> bit & 1) or NONE
+def _format_kinds(kinds: int) -> str:
+    return (
+        _KIND_SEPARATOR.join(kind for bit, kind in enumerate(MEDIUM_KINDS) if kinds >> bit & 1)
+        or NO_MEDIA
+    )
 
 
-def _chosen_sets(media: str) -> NDArray[np.bool_]:
+def _mask_kind_sets(media: str) -> NDArray[np.bool_]:
     """Of each set of kinds whether a document that holds exactly it is meant, bool [sets]."""
-    if media == ANY:
-        return np.arange(_SETS) > 0
-    return np.array([_word(kinds) == media for kinds in range(_SETS)])
+    if media == ANY_MEDIA:
+        return np.arange(_KIND_SETS) > 0
+    return np.array([_format_kinds(kinds) == media for kinds in range(_KIND_SETS)])
 
 
-def _totals(
-    store: Store, media: StoreMedia, lengths: StoreLengths | FarLengths
+def _count_by_kind_set(
+    store: Store, media: StoreMedia, lengths: StoreLengths | RemoteLengths
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Documents and tokens of the documents that hold each set of kinds, int64 [sets] each."""
-    documents, tokens = np.zeros(_SETS, np.int64), np.zeros(_SETS, np.int64)
+    documents, tokens = np.zeros(_KIND_SETS, np.int64), np.zeros(_KIND_SETS, np.int64)
     for shard in range(len(store.shards)):
         numbers, kinds = media.holding(shard)
-        documents += np.bincount(kinds, minlength=_SETS)
-        tokens += np.bincount(kinds, lengths.take(numbers), _SETS).astype(np.int64)
+        documents += np.bincount(kinds, minlength=_KIND_SETS)
+        tokens += np.bincount(kinds, lengths.take(numbers), _KIND_SETS).astype(np.int64)
     # The lengths of those that hold none, most of a store perhaps, are not looked at.
     documents[0], tokens[0] = len(store) - documents.sum(), store.tokens - tokens.sum()
     return documents, tokens

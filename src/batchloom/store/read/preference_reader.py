@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.settings import shown, whole
-from batchloom.store.format import CHOSEN, GOOD, are_removed
+from batchloom.core.settings import as_int, quote_value
+from batchloom.store.format import CHOSEN, GOOD, mask_removed
 from batchloom.store.read.store_reader import Store
 
 Example = dict[str, Any]
 
 
 @final
-class Pairs:
+class PreferencePairs:
     """The preference pairs of a store, one by one as preference trainers take them.
 
     ``pairs[n]`` is a dict of lists of ids: ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, what
@@ -35,12 +35,14 @@ class Pairs:
 
     def __init__(self, store: Store) -> None:
         if store.contents.preferences != "pairs":
-            raise InputError(_others(store, "preference pairs", "chosen and rejected columns"))
+            raise InputError(
+                _describe_others(store, "preference pairs", "chosen and rejected columns")
+            )
         self.store = store
         for shard in range(len(store.shards)):
             store.shards.sides(shard)
         # Both documents of a pair are removed or none.
-        self._kept = _kept(store, 2)
+        self._kept = _list_remaining(store, 2)
 
     def __len__(self) -> int:
         return int(self._kept.size)
@@ -65,8 +67,8 @@ class Pairs:
         return self._kept + 1
 
     def __getitem__(self, asked: int) -> Example:
-        first = int(self._kept[_checked(asked, len(self), "pair")])
-        (chosen, start), (rejected, other) = _answers(self.store, [first, first + 1])
+        first = int(self._kept[_check_index(asked, len(self), "pair")])
+        (chosen, start), (rejected, other) = _read_answers(self.store, [first, first + 1])
         if chosen[:start] != rejected[:other]:
             raise StoreError(
                 f"Documents {first} and {first + 1} of {self.store.path} are a pair and have different prompts. The "
@@ -80,7 +82,7 @@ class Pairs:
 
 
 @final
-class Labels:
+class LabelledAnswers:
     """The answers of a store that somebody called good or bad, as KTO trainers take them.
 
     ``labels[n]`` is a dict: ``prompt_ids`` and ``completion_ids`` (lists of ids) and ``label``, what
@@ -101,18 +103,18 @@ class Labels:
 
     def __init__(self, store: Store) -> None:
         if not store.contents.preferences:
-            raise InputError(_others(store, "labelled answers", "a column label"))
+            raise InputError(_describe_others(store, "labelled answers", "a column label"))
         self.store = store
         found = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
-        self._kept = _kept(store, 1)
+        self._kept = _list_remaining(store, 1)
         self.good: NDArray[np.bool_] = np.isin(np.concatenate(found)[self._kept], (GOOD, CHOSEN))
 
     def __len__(self) -> int:
         return int(self._kept.size)
 
     def __getitem__(self, asked: int) -> Example:
-        number = _checked(asked, len(self), "document")
-        ((ids, start),) = _answers(self.store, [int(self._kept[number])])
+        number = _check_index(asked, len(self), "document")
+        ((ids, start),) = _read_answers(self.store, [int(self._kept[number])])
         return {
             "prompt_ids": ids[:start],
             "completion_ids": ids[start:],
@@ -120,29 +122,29 @@ class Labels:
         }
 
 
-def _kept(store: Store, every: int) -> NDArray[np.int64]:
+def _list_remaining(store: Store, every: int) -> NDArray[np.int64]:
     """Numbers of every ``every``-th document that is not removed, int64."""
     numbers = np.arange(0, len(store), every)
-    return numbers[~are_removed(store.contents.removed, numbers)]
+    return numbers[~mask_removed(store.contents.removed, numbers)]
 
 
-def _others(store: Store, wanted: str, columns: str) -> str:
+def _describe_others(store: Store, wanted: str, columns: str) -> str:
     return (
         f"{store.path} holds no {wanted}: prepare data with {columns} (docs/schemas.md); other documents are read "
         "with batchloom.Loader."
     )
 
 
-def _checked(asked: object, count: int, noun: str) -> int:
-    number = whole(asked)
+def _check_index(asked: object, count: int, noun: str) -> int:
+    number = as_int(asked)
     if number is None:
-        raise TypeError(f"A {noun} is taken by a whole number, not by {shown(asked)}.")
+        raise TypeError(f"A {noun} is taken by a whole number, not by {quote_value(asked)}.")
     if not -count <= number < count:
         raise IndexError(f"There is no {noun} {number}: there are {count:,}, numbered from 0.")
     return number % count
 
 
-def _answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int]]:
+def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int]]:
     """Of each document its ids, and where its answer begins: at the first token that is trained."""
     documents = np.array(numbers, np.int64)
     starts, lengths = np.zeros_like(documents), store.lengths.take(documents).astype(np.int64)

@@ -7,19 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
-from batchloom.core.settings import nearest, shown
-from batchloom.store.format import Origin, StoreLengths, places_of
-from batchloom.store.read.filtered_lengths import ChosenLengths
-from batchloom.store.read.remote_lengths import FarLengths
+from batchloom.core.settings import quote_value, suggest
+from batchloom.store.format import DocumentProvenance, StoreLengths, make_part_table
+from batchloom.store.read.filtered_lengths import FilteredLengths
+from batchloom.store.read.remote_lengths import RemoteLengths
 from batchloom.store.read.store_reader import Store
 
 # Documents that are looked at together, in a search and one after the other.
-_PROBES, _MANY = 16, 1 << 16
+_SEARCH_POINTS, _SCAN_DOCUMENTS = 16, 1 << 16
 # Records of a part are fewer than 2 to the power of so many.
-_RECORD = 40
+_RECORD_BITS = 40
 
 
-def origins_of(store: Store, documents: Sequence[int]) -> list[Origin | None]:
+def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProvenance | None]:
     """The origin of each document; None of a bare prefix, which does not say.
 
     Raises:
@@ -27,10 +27,13 @@ def origins_of(store: Store, documents: Sequence[int]) -> list[Origin | None]:
     """
     if store.manifest is None:
         return [None] * len(documents)
-    places, bounds = places_of(store.manifest.sources), np.array(store.shards.bounds, np.int64)
+    places, bounds = (
+        make_part_table(store.manifest.sources),
+        np.array(store.shards.bounds, np.int64),
+    )
     wanted = np.array(documents, np.int64)
     shards = bounds.searchsorted(wanted, side="right") - 1
-    found: list[Origin | None] = [None] * len(documents)
+    found: list[DocumentProvenance | None] = [None] * len(documents)
     for shard in np.unique(shards).tolist():
         at = np.flatnonzero(shards == shard)
         mine = store.provenance.rows(shard, wanted[at] - bounds[shard])
@@ -39,14 +42,14 @@ def origins_of(store: Store, documents: Sequence[int]) -> list[Origin | None]:
     return found
 
 
-def source_named(store: Store, name: str) -> list[str]:
+def find_source_names(store: Store, name: str) -> list[str]:
     """Names of the input files that are called so, or that belong to the data set of this name."""
     sources = store.manifest.sources if store.manifest else ()
     found = [source.name for source in sources if source.name == name]
     return found or [source.name for source in sources if source.dataset == name]
 
 
-def documents_of(store: Store, file: str, record: int) -> list[int]:
+def find_documents(store: Store, file: str, record: int) -> list[int]:
     """Numbers of the documents of a record; none where it was left out.
 
     Documents stand in the order of their records, so that a few are looked at.
@@ -64,11 +67,11 @@ def documents_of(store: Store, file: str, record: int) -> list[int]:
         raise InputError(
             f"{store.path} does not say which records its documents came from; ask by the number of a document."
         )
-    places = places_of(store.manifest.sources)
+    places = make_part_table(store.manifest.sources)
     names = [source.name for source in places.sources]
     if file not in names:
         raise InputError(
-            f"{store.path} has no input called {shown(file)}{nearest(file, names) or '.'} batchloom log --json "
+            f"{store.path} has no input called {quote_value(file)}{suggest(file, names) or '.'} batchloom log --json "
             "lists them."
         )
     number = names.index(file)
@@ -80,39 +83,39 @@ def documents_of(store: Store, file: str, record: int) -> list[int]:
     parts = np.flatnonzero((places.numbers == number) & (places.before <= record))
     part = int(parts[places.before[parts] == places.before[parts].max()][-1])
     local = record - int(places.before[part])
-    layers, wanted = _layers(store), (part << _RECORD) + local
+    layers, wanted = _layer_bounds(store), (part << _RECORD_BITS) + local
     found: list[int] = []
     for start, stop in pairwise(layers):
-        found += _numbers_of(store, start, stop, wanted)
+        found += _find_in_layer(store, start, stop, wanted)
     return found
 
 
-def _layers(store: Store) -> list[int]:
+def _layer_bounds(store: Store) -> list[int]:
     """Where the documents that each generation added begin, and documents at the end."""
     lengths = store.lengths
-    if isinstance(lengths, StoreLengths | FarLengths | ChosenLengths):
+    if isinstance(lengths, StoreLengths | RemoteLengths | FilteredLengths):
         return [0, *np.cumsum(lengths.layers).tolist()]
     return [0, lengths.size]
 
 
-def _numbers_of(store: Store, start: int, stop: int, wanted: int) -> list[int]:
+def _find_in_layer(store: Store, start: int, stop: int, wanted: int) -> list[int]:
     """Numbers of the documents of a record among those that a generation added."""
-    low, high, step = start, stop, 2 * _PROBES
+    low, high, step = start, stop, 2 * _SEARCH_POINTS
     ordered = True
-    while ordered and high - low > _PROBES:
-        at = np.linspace(low, high - 1, _PROBES).astype(np.int64)
-        records = _records_of(store, at)
+    while ordered and high - low > _SEARCH_POINTS:
+        at = np.linspace(low, high - 1, _SEARCH_POINTS).astype(np.int64)
+        records = _read_record_keys(store, at)
         first = int(records.searchsorted(wanted))
         high = int(at[first]) if first < len(at) else high
         low = int(at[first - 1]) + 1 if first else low
         ordered = bool((records[1:] >= records[:-1]).all())
     if not ordered:
         # Nothing of ours writes them so: then all are looked at.
-        low, step = start, _MANY
+        low, step = start, _SCAN_DOCUMENTS
     found: list[int] = []
     while low < stop:
         at = np.arange(low, min(low + step, stop))
-        records = _records_of(store, at)
+        records = _read_record_keys(store, at)
         found += at[records == wanted].tolist()
         if ordered and records[-1] > wanted:
             break
@@ -120,7 +123,7 @@ def _numbers_of(store: Store, start: int, stop: int, wanted: int) -> list[int]:
     return found
 
 
-def _records_of(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+def _read_record_keys(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
     """Part and record of documents, as one number each, int64 [N]."""
     bounds = np.array(store.shards.bounds, np.int64)
     shards = bounds.searchsorted(documents, side="right") - 1
@@ -128,5 +131,5 @@ def _records_of(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]
     for shard in np.unique(shards).tolist():
         at = np.flatnonzero(shards == shard)
         rows = store.provenance.rows(shard, documents[at] - bounds[shard])
-        found[at] = (rows.parts.astype(np.int64) << _RECORD) + rows.records.astype(np.int64)
+        found[at] = (rows.parts.astype(np.int64) << _RECORD_BITS) + rows.records.astype(np.int64)
     return found

@@ -10,27 +10,27 @@ from typing import Literal, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.remote import BLOCK, Extents, joined
+from batchloom.remote import BLOCK_BYTES, Intervals, merge_intervals
 from batchloom.store.format import (
-    COUNTED,
+    COUNTED_ENTRY_BYTES,
     HEADER,
     PAIR_ROW_BYTES,
-    PLAIN,
+    PLAIN_ENTRY_BYTES,
     PROVENANCE_ROW_BYTES,
     TOKEN_DTYPES,
     LayerEntry,
     Manifest,
     ShardEntry,
     SubsetEntry,
-    entries_of,
-    head_bytes,
+    count_entries,
+    count_header_bytes,
 )
 
 # whole: as one, by its checksum; blocks: each by an entry; entries: by the roots in their head.
-Checked = Literal["whole", "blocks", "entries", "nothing"]
+CheckMethod = Literal["whole", "blocks", "entries", "nothing"]
 
 
-class FarFile(NamedTuple):
+class RemoteStoreFile(NamedTuple):
     """One file; of a ``.sums`` its head and its entries are two.
 
     Attributes:
@@ -48,7 +48,7 @@ class FarFile(NamedTuple):
     name: str
     size: int
     checksum: str
-    checked: Checked = "whole"
+    checked: CheckMethod = "whole"
     beside: int = -1
     width: int = 0
     covers: int = 0
@@ -58,11 +58,11 @@ class FarFile(NamedTuple):
     @property
     def blocks(self) -> int:
         """How many blocks it has."""
-        return -(-self.size // BLOCK)
+        return -(-self.size // BLOCK_BYTES)
 
 
 @final
-class FarFiles:
+class RemoteFileTable:
     """The files of a subset, numbered.
 
     Attributes:
@@ -78,11 +78,11 @@ class FarFiles:
     """
 
     def __init__(self, manifest: Manifest, subset: str) -> None:
-        self.files: list[FarFile] = []
+        self.files: list[RemoteStoreFile] = []
         self._next = 0
         entry = manifest.subsets[subset]
         itemsize = TOKEN_DTYPES[manifest.dtype].itemsize
-        self.lengths = [self._lengths(subset, *one) for one in _layers(entry)]
+        self.lengths = [self._lengths(subset, *one) for one in _iter_layers(entry)]
         self.removed = -1
         if entry.removed:
             size = HEADER.size + 8 * entry.removed.documents
@@ -95,8 +95,8 @@ class FarFiles:
         self.blobs: list[int] = []
         for shard in entry.shards:
             stem = f"{subset}/{shard.name}"
-            bin_ = FarFile(f"{stem}.bin", shard.tokens * itemsize, shard.bin, "nothing")
-            self.bins.append(self._summed(bin_, f"{stem}.sums", shard.sums, PLAIN))
+            bin_ = RemoteStoreFile(f"{stem}.bin", shard.tokens * itemsize, shard.bin, "nothing")
+            self.bins.append(self._summed(bin_, f"{stem}.sums", shard.sums, PLAIN_ENTRY_BYTES))
             mask = HEADER.size + (shard.tokens + 7) // 8
             self.masks.append(self._whole(f"{stem}.mask", mask, shard.mask))
             docs = HEADER.size + PROVENANCE_ROW_BYTES * shard.documents
@@ -107,45 +107,45 @@ class FarFiles:
             self.blobs.append(self._blobs(stem, shard))
         self.bases = np.array([one.base for one in self.files], np.int64)
         self.by_blocks = np.array([one.checked == "blocks" for one in self.files], bool)
-        dense = [one.checked == "entries" or one.width == COUNTED for one in self.files]
+        dense = [one.checked == "entries" or one.width == COUNTED_ENTRY_BYTES for one in self.files]
         self.dense = np.array(dense, np.int64)
         self.sizes = np.array([one.size for one in self.files], np.int64)
-        self.keys = np.array([_key(one) for one in self.files], np.uint64).reshape(-1, 2)
+        self.keys = np.array([_cache_key(one) for one in self.files], np.uint64).reshape(-1, 2)
 
     def _lengths(self, subset: str, file: str, beside: str, layer: LayerEntry) -> int:
-        lengths = FarFile(f"{subset}/{file}", 4 * layer.documents, layer.lengths)
-        return self._summed(lengths, f"{subset}/{beside}", layer.sums, COUNTED)
+        lengths = RemoteStoreFile(f"{subset}/{file}", 4 * layer.documents, layer.lengths)
+        return self._summed(lengths, f"{subset}/{beside}", layer.sums, COUNTED_ENTRY_BYTES)
 
-    def _summed(self, file: FarFile, name: str, checksum: str | None, width: int) -> int:
+    def _summed(self, file: RemoteStoreFile, name: str, checksum: str | None, width: int) -> int:
         """Add a file, and its ``.sums`` where it has one."""
         if checksum is None:
             return self._add(file)
-        size = head_bytes(file.size, width)
-        head = self._add(FarFile(name, size, checksum, width=width, covers=file.size))
-        own = entries_of(file.size) * width
-        entries = self._add(FarFile(name, own, checksum, "entries", head, at=size))
+        size = count_header_bytes(file.size, width)
+        head = self._add(RemoteStoreFile(name, size, checksum, width=width, covers=file.size))
+        own = count_entries(file.size) * width
+        entries = self._add(RemoteStoreFile(name, own, checksum, "entries", head, at=size))
         return self._add(file._replace(checked="blocks", beside=entries, width=width))
 
     def _blobs(self, stem: str, shard: ShardEntry) -> int:
         """Add the media that a shard holds, and their checksums; -1 where it holds none."""
         if shard.blobs is None or shard.blobs_bytes is None:
             return -1
-        file = FarFile(f"{stem}.blobs", shard.blobs_bytes, shard.blobs, "nothing")
-        return self._summed(file, f"{stem}.blobsums", shard.blobsums, PLAIN)
+        file = RemoteStoreFile(f"{stem}.blobs", shard.blobs_bytes, shard.blobs, "nothing")
+        return self._summed(file, f"{stem}.blobsums", shard.blobsums, PLAIN_ENTRY_BYTES)
 
     def _whole(self, name: str, size: int, checksum: str | None) -> int:
-        return -1 if checksum is None else self._add(FarFile(name, size, checksum))
+        return -1 if checksum is None else self._add(RemoteStoreFile(name, size, checksum))
 
-    def _add(self, file: FarFile) -> int:
+    def _add(self, file: RemoteStoreFile) -> int:
         self.files.append(file._replace(base=self._next))
         self._next += file.blocks + 1
         return len(self.files) - 1
 
-    def of(self, extents: Extents) -> NDArray[np.int64]:
+    def of(self, extents: Intervals) -> NDArray[np.int64]:
         """Number of the file of each extent."""
         return self.bases.searchsorted(extents[:, 0], side="right") - 1
 
-    def rounded(self, extents: Extents, unit: int) -> Extents:
+    def round_intervals(self, extents: Intervals, unit: int) -> Intervals:
         """Extents made whole units of so many blocks, counted in each file."""
         numbers = self.of(extents)
         bases = self.bases[numbers]
@@ -154,19 +154,21 @@ class FarFiles:
         )
         starts = bases + (extents[:, 0] - bases) // unit * unit
         stops = bases - (bases - extents[:, 1]) // unit * unit
-        return joined(starts, np.minimum(stops, ends))
+        return merge_intervals(starts, np.minimum(stops, ends))
 
-    def extents(self, numbers: Iterable[int]) -> Extents:
+    def extents(self, numbers: Iterable[int]) -> Intervals:
         """All blocks of some files."""
         found = [self.files[number] for number in numbers]
-        return joined([one.base for one in found], [one.base + one.blocks for one in found])
+        return merge_intervals(
+            [one.base for one in found], [one.base + one.blocks for one in found]
+        )
 
 
-def _key(file: FarFile) -> tuple[int, int]:
+def _cache_key(file: RemoteStoreFile) -> tuple[int, int]:
     """Low and high half of the checksum; entries are told from their head, which has the same, by one bit."""
     whole = int(file.checksum, 16)
     return whole & (1 << 64) - 1 ^ int(file.checked == "entries"), whole >> 64
 
 
-def _layers(entry: SubsetEntry) -> Iterator[tuple[str, str, LayerEntry]]:
-    return zip(entry.length_files, entry.length_sums_files, entry.all_layers, strict=True)
+def _iter_layers(entry: SubsetEntry) -> Iterator[tuple[str, str, LayerEntry]]:
+    return zip(entry.length_files, entry.length_checksum_files, entry.all_layers, strict=True)

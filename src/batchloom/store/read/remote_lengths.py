@@ -5,26 +5,26 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.remote import BLOCK
+from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format import StoreLengths
-from batchloom.store.read.remote_blocks import FarBlocks
+from batchloom.store.read.remote_blocks import RemoteBlocks
 
-_PER_BLOCK = BLOCK // 4
+_LENGTHS_PER_BLOCK = BLOCK_BYTES // 4
 # Up to so many, lengths are had as a whole: 16 MiB of them, and 32 MiB of where each document begins.
-WHOLE = 1 << 22
+MAX_LOCAL_LENGTHS = 1 << 22
 
 Ids = NDArray[np.int64]
 
 
 @final
-class WholeLengths:
+class LocalLengths:
     """Where documents begin, of a store whose lengths are all here.
 
     Attributes:
         lengths: of all documents.
     """
 
-    def __init__(self, blocks: FarBlocks) -> None:
+    def __init__(self, blocks: RemoteBlocks) -> None:
         found = blocks.whole(blocks.files.lengths)
         arrays = [data.view("<u4") for data in found]
         self.lengths = StoreLengths(*arrays)
@@ -37,7 +37,7 @@ class WholeLengths:
 
 
 @final
-class FarLengths:
+class RemoteLengths:
     """The lengths of the documents of a subset, and where these begin, a few blocks at a time.
 
     Args:
@@ -50,7 +50,7 @@ class FarLengths:
         size: documents of all.
     """
 
-    def __init__(self, blocks: FarBlocks, layers: list[int], tokens: list[int]) -> None:
+    def __init__(self, blocks: RemoteBlocks, layers: list[int], tokens: list[int]) -> None:
         self._blocks, self.layers, self.size = blocks, tuple(layers), sum(layers)
         self._starts = np.cumsum([0, *layers[:-1]])
         self._tokens = np.cumsum([0, *tokens[:-1]])
@@ -61,7 +61,7 @@ class FarLengths:
         self._entries = np.array([files[one.beside].base for one in own], np.int64)
 
     @property
-    def lengths(self) -> "FarLengths":
+    def lengths(self) -> "RemoteLengths":
         """Itself: what a plan takes lengths from."""
         return self
 
@@ -84,7 +84,7 @@ class FarLengths:
         later = np.flatnonzero(columns)
         if later.size:
             # Sums of the part of a block before each document, all in one call.
-            starts = rows[later] * _PER_BLOCK
+            starts = rows[later] * _LENGTHS_PER_BLOCK
             bounds = np.stack([starts, starts + columns[later]], axis=1).ravel()
             inside[later] = np.add.reduceat(table.ravel(), bounds, dtype=np.int64)[::2]
         return before[rows] + inside, table[rows, columns]
@@ -95,16 +95,16 @@ class FarLengths:
         """The blocks that hold these lengths [K, 1024]; row and column of each; tokens before each row."""
         layers = self._starts.searchsorted(documents, side="right") - 1
         local = documents - self._starts[layers]
-        keys = (layers << 44) | (local // _PER_BLOCK)
+        keys = (layers << 44) | (local // _LENGTHS_PER_BLOCK)
         wanted, rows = np.unique(keys, return_inverse=True)
         of, numbers = wanted >> 44, wanted & (1 << 44) - 1
-        sizes = np.minimum(self._sizes[of] - BLOCK * numbers, BLOCK)
-        views = self._blocks.read(BLOCK * (self._bases[of] + numbers), sizes, np.dtype("<u4"))
-        table = np.zeros((len(wanted), _PER_BLOCK), np.uint32)
+        sizes = np.minimum(self._sizes[of] - BLOCK_BYTES * numbers, BLOCK_BYTES)
+        views = self._blocks.read(BLOCK_BYTES * (self._bases[of] + numbers), sizes, np.dtype("<u4"))
+        table = np.zeros((len(wanted), _LENGTHS_PER_BLOCK), np.uint32)
         for row, view in zip(table, views, strict=True):
             row[: view.size] = view
         entries = self._blocks.read(
-            BLOCK * self._entries[of] + 16 * numbers, np.full(len(of), 16), np.dtype("<u8")
+            BLOCK_BYTES * self._entries[of] + 16 * numbers, np.full(len(of), 16), np.dtype("<u8")
         )
         before = np.array([int(one[1]) for one in entries], np.int64) + self._tokens[of]
-        return table, rows.ravel(), local % _PER_BLOCK, before
+        return table, rows.ravel(), local % _LENGTHS_PER_BLOCK, before

@@ -11,55 +11,55 @@ from typing import Any, Literal, final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.addresses import check_address, shown
+from batchloom.core.addresses import check_url, redact_url
 from batchloom.core.errors import SettingsError, StoreError, StoreMissingError
-from batchloom.core.settings import shown as shown_value, whole
+from batchloom.core.settings import as_int, quote_value as shown_value
 from batchloom.remote import (
-    BLOCK,
+    BLOCK_BYTES,
     LOG,
     BlockCache,
-    Extents,
-    Ranges,
+    Intervals,
+    RangeFetcher,
     fetch,
-    first_contact,
-    info_of,
-    joined,
-    no_data,
+    fetch_file_info,
+    make_html_page_error,
+    merge_intervals,
+    run_with_retries,
 )
 from batchloom.store.format import (
     MANIFEST_NAME,
-    NOT_HELD,
+    NOT_STORED,
     SMALL_FILE_LIMIT,
     TOKEN_DTYPES,
+    LossMask,
     Manifest,
-    Mask,
     MediaRows,
-    Origins,
-    Sides,
-    are_removed,
-    beyond,
-    known_parts,
-    manifest_of_generation,
-    mask_of,
-    media_of,
-    origin_columns,
-    origins_of,
-    removed_of,
-    sides_of,
-    subset_fingerprint,
+    PairIndex,
+    ProvenanceTable,
+    check_known_parts,
+    compute_subset_fingerprint,
+    locate_provenance_columns,
+    make_span_error,
+    mask_removed,
+    parse_mask,
+    parse_media,
+    parse_pair_index,
+    parse_provenance,
+    parse_removed,
+    read_generation_manifest,
 )
-from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.mapped_shards import (
     MappedShards,
-    Place,
+    ShardLocation,
     ShardTable,
-    mapped_limit,
-    masked_shards,
+    compute_mapped_limit,
+    list_masked_shards,
 )
-from batchloom.store.read.remote_blocks import TRIES, FarBlocks
-from batchloom.store.read.remote_file_table import FarFiles
-from batchloom.store.read.remote_lengths import WHOLE, FarLengths, WholeLengths
-from batchloom.store.read.stored_tokenizer import stored_tokenizer
+from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks
+from batchloom.store.read.remote_file_table import RemoteFileTable
+from batchloom.store.read.remote_lengths import MAX_LOCAL_LENGTHS, LocalLengths, RemoteLengths
+from batchloom.store.read.stored_tokenizer import load_stored_tokenizer
 from batchloom.store.read.subset_reader import (
     SubsetMasks,
     all_trained,
@@ -68,15 +68,15 @@ from batchloom.store.read.subset_reader import (
 )
 from batchloom.tokens import Tokenizer
 
-Verify = Literal["off", "first-read", "full"]
-VERIFY: tuple[str, ...] = get_args(Verify)
+VerifyMode = Literal["off", "first-read", "full"]
+VERIFY_MODES: tuple[str, ...] = get_args(VerifyMode)
 CACHE_LIMIT = 50 * 10**9
 # A subset that may be fetched whole: the cache holds it, and what else there is.
-_ROOM = 2
+_CACHE_ROOM_FACTOR = 2
 # Blocks that come together then: 256 KiB.
-_AROUND = 64
+_NEIGHBOUR_BLOCKS = 64
 # Shards whose media are kept in memory, as stored_media keeps those of files.
-_MEDIA_KEPT = 256
+_MAX_CACHED_MEDIA = 256
 # A small file of up to so many bytes takes one request; of a larger one its size is asked for first.
 _FIRST_BYTES = 8 << 20
 
@@ -84,7 +84,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class FarSettings:
+class RemoteStoreSettings:
     """How a store that lies elsewhere is read.
 
     Attributes:
@@ -96,14 +96,16 @@ class FarSettings:
 
     cache: Path | None = None
     limit: int = CACHE_LIMIT
-    verify: Verify = "first-read"
+    verify: VerifyMode = "first-read"
 
     def __post_init__(self) -> None:
         problems = []
-        if whole(self.limit) is None or self.limit < 1:
+        if as_int(self.limit) is None or self.limit < 1:
             problems.append(f"cache_limit: {shown_value(self.limit)} is no number of bytes above 0")
-        if self.verify not in VERIFY:
-            problems.append(f"verify: {shown_value(self.verify)} is none of {', '.join(VERIFY)}")
+        if self.verify not in VERIFY_MODES:
+            problems.append(
+                f"verify: {shown_value(self.verify)} is none of {', '.join(VERIFY_MODES)}"
+            )
         if problems:
             raise SettingsError(problems)
 
@@ -116,7 +118,7 @@ class FarSettings:
         return home / "batchloom" / "blocks"
 
 
-def read_far_manifest(url: str, generation: int | None = None) -> Manifest:
+def open_remote_manifest(url: str, generation: int | None = None) -> Manifest:
     """Read and check the manifest of the store at a URL.
 
     Args:
@@ -128,40 +130,44 @@ def read_far_manifest(url: str, generation: int | None = None) -> Manifest:
         GenerationError, StoreError: as :func:`~batchloom.store.read_manifest`.
         InputError: it cannot be reached, or may not be read.
     """
-    check_address(url)
+    check_url(url)
     base = url.rstrip("/")
-    return manifest_of_generation(partial(_file, base), shown(base), generation, TRIES)
+    return read_generation_manifest(
+        partial(_read_remote_file, base), redact_url(base), generation, MAX_FETCH_ATTEMPTS
+    )
 
 
-def _file(base: str, name: str) -> bytes:
+def _read_remote_file(base: str, name: str) -> bytes:
     """All of a small file; raises FileNotFoundError where there is none."""
     url = f"{base}/{name}"
     try:
-        data = first_contact(url, lambda: fetch(url, 0, _FIRST_BYTES, _FIRST_BYTES))
+        data = run_with_retries(url, lambda: fetch(url, 0, _FIRST_BYTES, _FIRST_BYTES))
         if len(data) == _FIRST_BYTES:
-            size = int(first_contact(url, lambda: info_of(url))["size"])
+            size = int(run_with_retries(url, lambda: fetch_file_info(url))["size"])
             if size > SMALL_FILE_LIMIT:
                 raise StoreError(
-                    f"{shown(url)} cannot be read: it has {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} are read; "
+                    f"{redact_url(url)} cannot be read: it has {size:,} bytes, and at most {SMALL_FILE_LIMIT:,} "
+                    f"are read; "
                     "check the address."
                 )
             if size > _FIRST_BYTES:
-                data += first_contact(url, lambda: fetch(url, _FIRST_BYTES, size, size))
+                data += run_with_retries(url, lambda: fetch(url, _FIRST_BYTES, size, size))
     except FileNotFoundError:
         if name != MANIFEST_NAME:
             raise
         raise StoreMissingError(
-            f"There is no store at {shown(base)}: it has no {MANIFEST_NAME}, which is written last. Give the prepare "
+            f"There is no store at {redact_url(base)}: it has no {MANIFEST_NAME}, which is written last. Give the "
+            f"prepare "
             "command again where it is unfinished, or check the address."
         ) from None
     # No file of a store begins so.
     if data[:64].lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        raise no_data(url)
+        raise make_html_page_error(url)
     return data
 
 
 @final
-class FarSubset:
+class RemoteSubset:
     """Reads a subset of a remote store through a cache of blocks on this machine.
 
     Args:
@@ -178,50 +184,57 @@ class FarSubset:
     # Nothing is mapped as a whole shard.
     mapped: MappedShards | None = None
 
-    def __init__(self, url: str, subset: str, manifest: Manifest, settings: FarSettings) -> None:
+    def __init__(
+        self, url: str, subset: str, manifest: Manifest, settings: RemoteStoreSettings
+    ) -> None:
         self.url, self.settings = url.rstrip("/"), settings
         entry = self._entry = manifest.subsets[subset]
         self._manifest, self._split = manifest, subset
         history = manifest.all_history
         # Generations share what they have in common.
         named = next(filter(None, (one.fingerprints.get(subset) for one in history)), subset)
-        self._files = FarFiles(manifest, subset)
+        self._files = RemoteFileTable(manifest, subset)
         cache = BlockCache(settings.folder, named, settings.limit)
-        self._blocks = FarBlocks(Ranges(self.url), self._files, cache, settings.verify)
+        self._blocks = RemoteBlocks(RangeFetcher(self.url), self._files, cache, settings.verify)
         self.dtype = TOKEN_DTYPES[manifest.dtype]
         self.end_id = manifest.tokenizer.end_id
-        _OPEN.add(self._blocks)
+        _OPEN_BLOCKS.add(self._blocks)
         if not all(shard.sums for shard in entry.shards):
             LOG.warning(
                 "%s was written by an older batchloom and has no checksums of blocks: what comes of its tokens is "
                 "not checked. Prepare it anew, or copy it here and run batchloom check on it.",
-                shown(self.url),
+                redact_url(self.url),
             )
         layers = [layer.documents for layer in entry.all_layers]
-        small = sum(layers) <= WHOLE or not all(layer.sums for layer in entry.all_layers)
+        small = sum(layers) <= MAX_LOCAL_LENGTHS or not all(
+            layer.sums for layer in entry.all_layers
+        )
         ends = np.cumsum([0, *(shard.documents for shard in entry.shards)])
         tokens = np.cumsum([0, *(shard.tokens for shard in entry.shards)])
         of_layers = np.diff(tokens[ends.searchsorted(np.cumsum([0, *layers]))]).tolist()
-        self._where: WholeLengths | FarLengths = (
-            WholeLengths(self._blocks) if small else FarLengths(self._blocks, layers, of_layers)
+        self._where: LocalLengths | RemoteLengths = (
+            LocalLengths(self._blocks) if small else RemoteLengths(self._blocks, layers, of_layers)
         )
         self.lengths = self._where.lengths
         self._documents, self._tokens = ends, tokens
         files = self._files.files
-        self._itself = sum(shard.bytes + (shard.blobs_bytes or 0) for shard in entry.shards)
+        self._own_bytes = sum(shard.bytes + (shard.blobs_bytes or 0) for shard in entry.shards)
         self._media: dict[int, MediaRows] = {}
-        bins = BLOCK * np.array([files[number].base for number in self._files.bins], np.int64)
+        bins = BLOCK_BYTES * np.array([files[number].base for number in self._files.bins], np.int64)
         # From the tokens of the subset before a document to where it lies among the blocks of all files.
         self._shifts = bins - tokens[:-1] * self.dtype.itemsize
         self._ends = ends[1:]
         self.tokens = int(tokens[-1])
-        folder = Path(shown(self.url)) / subset
+        folder = Path(redact_url(self.url)) / subset
         self.table = ShardTable(
-            [Place(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
+            [
+                ShardLocation(folder / shard.name, shard.documents, shard.bytes)
+                for shard in entry.shards
+            ]
         )
         self.removed = self._load_removed()
-        masked = masked_shards(manifest, subset, self.table.places)
-        limit = mapped_limit(len(entry.shards), 2 + bool(masked))
+        masked = list_masked_shards(manifest, subset, self.table.places)
+        limit = compute_mapped_limit(len(entry.shards), 2 + bool(masked))
         self._masks = SubsetMasks(masked, self.removed, self._load_mask, limit)
         self.masked = self._masks.masked
 
@@ -233,7 +246,7 @@ class FarSubset:
     @property
     def fingerprint(self) -> str:
         """Name of the content: counts and checksums."""
-        return subset_fingerprint(self._manifest, self._split)
+        return compute_subset_fingerprint(self._manifest, self._split)
 
     @property
     def fetched_bytes(self) -> int:
@@ -259,7 +272,7 @@ class FarSubset:
     def bytes_a_token(self) -> int:
         """Bytes that come for a token of the subset on average, with the media that it holds."""
         tokens = int(self._tokens[-1])
-        return max(self.dtype.itemsize, -(-self._itself // max(tokens, 1)))
+        return max(self.dtype.itemsize, -(-self._own_bytes // max(tokens, 1)))
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Have documents here, and their neighbours in blocks of so many documents; of media those held of documents.
@@ -276,23 +289,23 @@ class FarSubset:
         """
         if not documents.size:
             return
-        wanted = self._with_neighbours(documents, block)
-        if block == 1 and self._itself * _ROOM <= self.settings.limit:
-            wanted = self._files.rounded(wanted, _AROUND)
+        wanted = self._add_neighbours(documents, block)
+        if block == 1 and self._own_bytes * _CACHE_ROOM_FACTOR <= self.settings.limit:
+            wanted = self._files.round_intervals(wanted, _NEIGHBOUR_BLOCKS)
         self._blocks.obtain(wanted)
         # What of media is gone or damaged is told by who reads it, with its document.
         with contextlib.suppress(StoreError):
-            present = ~are_removed(self.removed, documents)
+            present = ~mask_removed(self.removed, documents)
             self._blocks.obtain(self._held(documents[present]))
 
     @property
-    def is_here(self) -> bool:
+    def is_fully_cached(self) -> bool:
         """Whether all tokens and media of the subset are on this machine and known to be right: nothing is to come."""
         files = self._files
         media = [number for number in (*files.media, *files.blobs) if number >= 0]
         return self._blocks.here([*files.bins, *media])
 
-    def _held(self, documents: Ids) -> Extents:
+    def _held(self, documents: Ids) -> Intervals:
         """The blocks of 4 KiB that hold the media of documents."""
         shards = self._ends.searchsorted(documents, side="right")
         starts, stops = [], []
@@ -303,20 +316,20 @@ class FarSubset:
             wanted[documents[shards == shard] - self._documents[shard]] = True
             rows = self.media(shard).rows
             size = self._files.files[self._files.blobs[shard]].size
-            mine = rows[wanted[rows["document"]] & (rows["blob"] != NOT_HELD)]
+            mine = rows[wanted[rows["document"]] & (rows["blob"] != NOT_STORED)]
             # What a damaged file says lies elsewhere is told by who reads it.
             mine = mine[(mine["blob"] <= size) & (mine["size"] <= size)]
             mine = mine[mine["blob"] + mine["size"] <= size]
             begins = self._blob_begin(shard) + mine["blob"].astype(np.int64)
-            starts.append(begins // BLOCK)
-            stops.append(-(-(begins + mine["size"].astype(np.int64)) // BLOCK))
+            starts.append(begins // BLOCK_BYTES)
+            stops.append(-(-(begins + mine["size"].astype(np.int64)) // BLOCK_BYTES))
         if not starts:
-            return joined([], [])
-        return joined(np.concatenate(starts), np.concatenate(stops))
+            return merge_intervals([], [])
+        return merge_intervals(np.concatenate(starts), np.concatenate(stops))
 
     def _blob_begin(self, shard: int) -> int:
         """Where the ``.blobs`` of a shard begins among the blocks of all files, in bytes."""
-        return BLOCK * self._files.files[self._files.blobs[shard]].base
+        return BLOCK_BYTES * self._files.files[self._files.blobs[shard]].base
 
     def media(self, shard: int) -> MediaRows:
         """The ``.media`` of a shard that has one; those of some shards are kept.
@@ -330,11 +343,12 @@ class FarSubset:
             entry = self._entry.shards[shard]
             if entry.media_bytes is None:
                 raise StoreError(
-                    f"The manifest of {shown(self.url)} does not say how large the media files of {entry.name} are, as "
+                    f"The manifest of {redact_url(self.url)} does not say how large the media files of "
+                    f"{entry.name} are, as "
                     "those of older stores: copy the store here, or prepare the data again."
                 )
-            found = media_of(*self._one(self._files.media[shard]), entry.documents)
-            if len(self._media) >= _MEDIA_KEPT:
+            found = parse_media(*self._one(self._files.media[shard]), entry.documents)
+            if len(self._media) >= _MAX_CACHED_MEDIA:
                 self._media.clear()
             self._media[shard] = found
         return found
@@ -354,7 +368,7 @@ class FarSubset:
         (found,) = self._blocks.read(at, np.array([min(size, inside)]), np.dtype(np.uint8))
         return found.tobytes()
 
-    def _with_neighbours(self, documents: Ids, block: int) -> Extents:
+    def _add_neighbours(self, documents: Ids, block: int) -> Intervals:
         """The blocks of 4 KiB that hold documents and their neighbours; blocks of documents end with a layer."""
         bounds = np.cumsum([0, *self.lengths.layers])
         starts = bounds[bounds[1:].searchsorted(documents, side="right")]
@@ -374,7 +388,7 @@ class FarSubset:
         begins, _ = self._bytes(first, zeros, zeros)
         tail = self._where.spans(last)[1].astype(np.int64)
         lasts, sizes = self._bytes(last, zeros, tail)
-        return joined(begins // BLOCK, -(-(lasts + sizes) // BLOCK))
+        return merge_intervals(begins // BLOCK_BYTES, -(-(lasts + sizes) // BLOCK_BYTES))
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Read the loss masks of token ranges."""
@@ -391,87 +405,91 @@ class FarSubset:
         over = (stops > own) | (begins + own > self._tokens[1:][shards])
         if over.any():
             at = int(over.argmax())
-            raise beyond(shown(self.url), int(documents[at]), int(own[at]), int(stops[at]))
+            raise make_span_error(
+                redact_url(self.url), int(documents[at]), int(own[at]), int(stops[at])
+            )
         size = self.dtype.itemsize
         return self._shifts[shards] + (begins + starts) * size, lengths * size
 
     def _load_removed(self) -> Ids:
         if self._files.removed < 0:
             return np.empty(0, np.int64)
-        return removed_of(*self._one(self._files.removed), self._entry)
+        return parse_removed(*self._one(self._files.removed), self._entry)
 
-    def _load_mask(self, shard: int) -> Mask:
-        return mask_of(*self._one(self._files.masks[shard]), self._entry.shards[shard].tokens)
+    def _load_mask(self, shard: int) -> LossMask:
+        return parse_mask(*self._one(self._files.masks[shard]), self._entry.shards[shard].tokens)
 
-    def provenance(self, shard: int, rows: Ids | None = None) -> Origins:
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of documents of a shard; of all if ``rows`` is None.
 
         Only the blocks of ``rows`` are fetched, and they are compared with no checksum.
         """
         if rows is None:
-            origins = origins_of(*self._one(self._files.docs[shard]))
+            origins = parse_provenance(*self._one(self._files.docs[shard]))
             refuse_unlike_count(origins, self.table, shard)
         else:
             origins = self._provenance_rows(shard, rows)
-        return known_parts(origins, self._manifest.sources, Path(shown(self.url)))
+        return check_known_parts(origins, self._manifest.sources, Path(redact_url(self.url)))
 
-    def _provenance_rows(self, shard: int, rows: Ids) -> Origins:
+    def _provenance_rows(self, shard: int, rows: Ids) -> ProvenanceTable:
         file, documents = (
             self._files.files[self._files.docs[shard]],
             self._entry.shards[shard].documents,
         )
-        begins = BLOCK * file.base + np.concatenate(
-            [place + width * rows for place, width in origin_columns(documents)]
+        begins = BLOCK_BYTES * file.base + np.concatenate(
+            [place + width * rows for place, width in locate_provenance_columns(documents)]
         )
-        sizes = np.repeat([width for _, width in origin_columns(documents)], len(rows))
+        sizes = np.repeat([width for _, width in locate_provenance_columns(documents)], len(rows))
         found = self._blocks.read(begins, sizes, np.dtype(np.uint8))
         columns = [
             b"".join(data.tobytes() for data in found[at * len(rows) : (at + 1) * len(rows)])
             for at in range(4)
         ]
-        return Origins(
+        return ProvenanceTable(
             np.frombuffer(columns[0], "<u8").reshape(-1, 2),
             np.frombuffer(columns[1], "<u8"),
             np.frombuffer(columns[2], "<u8"),
             np.frombuffer(columns[3], "<u4"),
         )
 
-    def sides(self, shard: int) -> Sides:
+    def sides(self, shard: int) -> PairIndex:
         """The ``.pairs`` of a shard of a store of preferences."""
         content = self._one(self._files.pairs[shard])
-        return sides_of(*content, self._entry.shards[shard].documents, self._manifest.preferences)
+        return parse_pair_index(
+            *content, self._entry.shards[shard].documents, self._manifest.preferences
+        )
 
     def _one(self, number: int) -> tuple[memoryview, Path]:
         """The content of a file, and its name for the words of errors."""
-        name = f"{shown(self.url)}/{self._files.files[number].name}"
+        name = f"{redact_url(self.url)}/{self._files.files[number].name}"
         return self._blocks.whole([number])[0].data, Path(name)
 
     def file(self, name: str) -> bytes:
         """A small file of the store that no process keeps; raises FileNotFoundError."""
-        return _file(self.url, name)
+        return _read_remote_file(self.url, name)
 
     def read_tokenizer(self) -> Tokenizer:
         """Read the tokenizer of the store."""
-        return stored_tokenizer(self.file, shown(self.url), self._manifest.tokenizer)
+        return load_stored_tokenizer(self.file, redact_url(self.url), self._manifest.tokenizer)
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
         """Read the manifest of a generation as it is now, of the newest if None."""
-        return read_far_manifest(self.url, generation)
+        return open_remote_manifest(self.url, generation)
 
     def limit_mapped(self, shards: int) -> None:
         """Keep at most so many masks of shards."""
         self._masks.limit = min(self._masks.limit, shards)
 
-    def for_lengths(self, lengths: ChosenLengths) -> "FarSubset":  # noqa: ARG002 - ranges are checked as they are
+    def for_lengths(self, lengths: FilteredLengths) -> "RemoteSubset":  # noqa: ARG002 - ranges are checked as they are
         """Return this reader: it checks ranges against the lengths of all documents."""
         return self
 
 
-_OPEN: "weakref.WeakSet[FarBlocks]" = weakref.WeakSet()
+_OPEN_BLOCKS: "weakref.WeakSet[RemoteBlocks]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for blocks in _OPEN:
+    for blocks in _OPEN_BLOCKS:
         blocks.after_fork()
 
 

@@ -8,7 +8,7 @@ from batchloom.store.format import MANIFEST_NAME, SUBSETS, Manifest, read_manife
 from batchloom.store.read.synthetic_store import is_synthetic
 
 
-def refuse_lone_shard(stem: Path) -> None:
+def refuse_standalone_shard(stem: Path) -> None:
     """Refuse a shard of a store of synthetic documents, of preferences or of media, or that held removed ones.
 
     Its files alone would pass for real data, or for answers that are all to be imitated.

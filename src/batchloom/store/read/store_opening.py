@@ -4,35 +4,35 @@ import contextlib
 import os
 from pathlib import Path
 
-from batchloom.core.addresses import is_url, local_path, shown as address
+from batchloom.core.addresses import is_url, redact_url as address, strip_file_scheme
 from batchloom.core.errors import InputError, SettingsError, StoreError
-from batchloom.core.files import because, refuse_url
-from batchloom.core.settings import shown, whole
-from batchloom.core.synthetic_data import parse_synthetic
+from batchloom.core.files import describe_os_error, refuse_url
+from batchloom.core.settings import as_int, quote_value
+from batchloom.core.synthetic_data import parse_synthetic_spec
 from batchloom.store.format import (
     SUBSETS,
     TOKEN_DTYPES,
     Manifest,
     StoreLengths,
     SubsetEntry,
+    make_missing_store_error,
     map_lengths,
-    no_store,
     read_manifest,
 )
 from batchloom.store.read.local_reader import FirstRead, LocalReader
-from batchloom.store.read.mapped_shards import MappedShards, Place, ShardTable, map_prefix
-from batchloom.store.read.media_filter import choose_by_media, media_word
+from batchloom.store.read.mapped_shards import MappedShards, ShardLocation, ShardTable, map_prefix
+from batchloom.store.read.media_filter import filter_by_media, normalize_media_filter
 from batchloom.store.read.remote_store import (
     CACHE_LIMIT,
-    VERIFY,
-    FarSettings,
-    FarSubset,
-    Verify,
-    read_far_manifest,
+    VERIFY_MODES,
+    RemoteStoreSettings,
+    RemoteSubset,
+    VerifyMode,
+    open_remote_manifest,
 )
-from batchloom.store.read.standalone_shard import refuse_lone_shard
+from batchloom.store.read.standalone_shard import refuse_standalone_shard
 from batchloom.store.read.store_reader import Store, StoreLocation
-from batchloom.store.read.synthetic_store import SUBSET, Generated
+from batchloom.store.read.synthetic_store import SUBSET, SyntheticReader
 
 
 def open_store(
@@ -42,7 +42,7 @@ def open_store(
     generation: int | None = None,
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | None = None,
-    verify: Verify | None = None,
+    verify: VerifyMode | None = None,
     media: str | None = None,
 ) -> Store:
     """Open one subset of a store, a bare Megatron prefix, or synthetic data that is asked for by name.
@@ -73,7 +73,7 @@ def open_store(
         SettingsError: settings that are none, a generation of what has none, or a cache of what lies here.
     """
     if media is not None:
-        media_word(media)
+        normalize_media_filter(media)
         given = open_store(
             path,
             split,
@@ -82,43 +82,43 @@ def open_store(
             cache_limit=cache_limit,
             verify=verify,
         )
-        return choose_by_media(given, media)
-    if generation is not None and whole(generation) is None:
-        raise SettingsError([f"generation: {shown(generation)} is no number of a generation"])
+        return filter_by_media(given, media)
+    if generation is not None and as_int(generation) is None:
+        raise SettingsError([f"generation: {quote_value(generation)} is no number of a generation"])
     place = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(place, str):
         raise InputError(
-            f"{shown(path)} is no place of a store: give the path or the URL of its folder, as a string."
+            f"{quote_value(path)} is no place of a store: give the path or the URL of its folder, as a string."
         )
     if is_url(place):
-        settings = FarSettings(
-            cache=None if cache is None else _folder_of(cache),
+        settings = RemoteStoreSettings(
+            cache=None if cache is None else _resolve_cache_folder(cache),
             limit=CACHE_LIMIT if cache_limit is None else cache_limit,
             verify="first-read" if verify is None else verify,
         )
-        return _open_far(place, split, generation, settings)
+        return _open_remote(place, split, generation, settings)
     refuse_url(path, "The store")
-    path = local_path(place)
+    path = strip_file_scheme(place)
     if cache is not None or cache_limit is not None:
         raise SettingsError([f"cache: only what lies behind a URL is kept, and {path} is none"])
-    if verify is not None and verify not in VERIFY:
-        raise SettingsError([f"verify: {shown(verify)} is none of {', '.join(VERIFY)}"])
-    return _open_here(path, split, generation, verify or "off")
+    if verify is not None and verify not in VERIFY_MODES:
+        raise SettingsError([f"verify: {quote_value(verify)} is none of {', '.join(VERIFY_MODES)}"])
+    return _open_local(path, split, generation, verify or "off")
 
 
-def _folder_of(cache: object) -> Path:
+def _resolve_cache_folder(cache: object) -> Path:
     """The folder that is given as a cache, whatever folder the process changes to."""
     place = os.fspath(cache) if isinstance(cache, os.PathLike) else cache
     if isinstance(place, str) and place and "\0" not in place and not is_url(place):
         # Where there is no such user, this is no folder either.
         with contextlib.suppress(RuntimeError):
-            return Path(local_path(place)).expanduser().absolute()
+            return Path(strip_file_scheme(place)).expanduser().absolute()
     raise SettingsError(
-        [f"cache: {shown(cache)} is no folder of this machine: give its path, as a string"]
+        [f"cache: {quote_value(cache)} is no folder of this machine: give its path, as a string"]
     )
 
 
-def _open_here(path: str, split: str, generation: int | None, verify: Verify) -> Store:
+def _open_local(path: str, split: str, generation: int | None, verify: VerifyMode) -> Store:
     # Files are mapped when they are first read, perhaps after the process has changed its folder.
     folder = Path(path).absolute()
     stem = folder.with_suffix("") if folder.suffix in (".bin", ".idx") else folder
@@ -127,10 +127,10 @@ def _open_here(path: str, split: str, generation: int | None, verify: Verify) ->
         is_prefix = not is_folder and stem.with_name(stem.name + ".idx").is_file()
         is_there = os.path.lexists(folder)
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {because(error)}.") from error
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}.") from error
     if is_folder:
         return _open_folder(folder, split, generation, verify)
-    spec = None if is_prefix or is_there else parse_synthetic(path)
+    spec = None if is_prefix or is_there else parse_synthetic_spec(path)
     if generation is not None and (is_prefix or spec):
         raise SettingsError([f"generation: only stores have generations, and {path} is none"])
     if verify != "off" and (is_prefix or spec):
@@ -138,17 +138,19 @@ def _open_here(path: str, split: str, generation: int | None, verify: Verify) ->
     if is_prefix:
         return _open_prefix(stem)
     if spec:
-        return _open_synthetic(Generated(spec), split)
-    raise no_store(Path(path))
+        return _open_synthetic(SyntheticReader(spec), split)
+    raise make_missing_store_error(Path(path))
 
 
-def _open_folder(folder: Path, split: str, generation: int | None, verify: Verify) -> Store:
+def _open_folder(folder: Path, split: str, generation: int | None, verify: VerifyMode) -> Store:
     manifest = read_manifest(folder, generation)
-    entry = _subset(manifest, split, folder)
+    entry = _get_subset_entry(manifest, split, folder)
     inside = folder / split
     checks = None if verify == "off" else FirstRead(inside, entry, always=verify == "full")
     lengths = map_lengths(inside, entry)
-    places = [Place(inside / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
+    places = [
+        ShardLocation(inside / shard.name, shard.documents, shard.bytes) for shard in entry.shards
+    ]
     shards = MappedShards(ShardTable(places), TOKEN_DTYPES[manifest.dtype], lengths.slice)
     reader = LocalReader(folder, split, manifest, lengths, shards, checks)
     options = {"generation": manifest.generation}
@@ -161,10 +163,12 @@ def _open_folder(folder: Path, split: str, generation: int | None, verify: Verif
     return Store(folder, split, manifest, location, reader)
 
 
-def _open_far(url: str, split: str, generation: int | None, settings: FarSettings) -> Store:
-    manifest = read_far_manifest(url, generation)
-    _subset(manifest, split, address(url))
-    reader = FarSubset(url, split, manifest, settings)
+def _open_remote(
+    url: str, split: str, generation: int | None, settings: RemoteStoreSettings
+) -> Store:
+    manifest = open_remote_manifest(url, generation)
+    _get_subset_entry(manifest, split, address(url))
+    reader = RemoteSubset(url, split, manifest, settings)
     location = StoreLocation(
         address=reader.url,
         name=address(reader.url),
@@ -180,18 +184,18 @@ def _open_far(url: str, split: str, generation: int | None, settings: FarSetting
     return Store(Path(address(url)), split, manifest, location, reader)
 
 
-def _subset(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:
+def _get_subset_entry(manifest: Manifest, split: str, place: Path | str) -> SubsetEntry:
     have = [
         name for name in SUBSETS if name in manifest.subsets and manifest.subsets[name].documents
     ]
     if split not in have:
         raise InputError(
-            f"{place} has no documents in subset {shown(split)}; it has: {', '.join(have) or 'none'}."
+            f"{place} has no documents in subset {quote_value(split)}; it has: {', '.join(have) or 'none'}."
         )
     return manifest.subsets[split]
 
 
-def _open_synthetic(made: Generated, split: str) -> Store:
+def _open_synthetic(made: SyntheticReader, split: str) -> Store:
     if split != SUBSET:
         raise InputError(
             f"{made.spec.place} has no subset {split!r}; it has: {SUBSET}. Another seed is other data: {made.spec.name}"
@@ -209,10 +213,10 @@ def _open_synthetic(made: Generated, split: str) -> Store:
 
 
 def _open_prefix(stem: Path) -> Store:
-    refuse_lone_shard(stem)
+    refuse_standalone_shard(stem)
     shard, counts = map_prefix(stem)
     lengths = StoreLengths(counts)
-    table = ShardTable([Place(stem, lengths.size, shard.tokens.nbytes, shard)])
+    table = ShardTable([ShardLocation(stem, lengths.size, shard.tokens.nbytes, shard)])
     shards = MappedShards(table, shard.tokens.dtype, lengths.slice)
     reader = LocalReader(stem, "", None, lengths, shards)
     location = StoreLocation(address=str(stem), name=str(stem), options={}, open=open_store)

@@ -14,22 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.settings import shown, whole
+from batchloom.core.settings import as_int, quote_value
 from batchloom.store.format import (
+    DocumentProvenance,
     Manifest,
-    Origin,
-    Origins,
-    Preferences,
-    Sides,
-    are_removed,
-    chosen_fingerprint,
-    generation_with,
-    places_of,
-    recorded_weights,
+    PairIndex,
+    PreferenceKind,
+    ProvenanceTable,
+    compute_filtered_fingerprint,
+    find_generation,
+    make_part_table,
+    mask_removed,
+    read_recorded_weights,
 )
-from batchloom.store.read.filtered_lengths import ChosenLengths, trained_among
-from batchloom.store.read.mapped_shards import Shard
-from batchloom.store.read.subset_reader import DocumentLengths, SubsetReader
+from batchloom.store.read.filtered_lengths import FilteredLengths, count_trained_tokens
+from batchloom.store.read.mapped_shards import MappedShard
+from batchloom.store.read.subset_reader import LengthReader, SubsetReader
 from batchloom.store.read.synthetic_store import is_synthetic
 from batchloom.tokens import Tokenizer
 
@@ -77,12 +77,12 @@ class StoreContents:
     """
 
     def __init__(
-        self, manifest: Manifest | None, split: str, reader: SubsetReader, lengths: DocumentLengths
+        self, manifest: Manifest | None, split: str, reader: SubsetReader, lengths: LengthReader
     ) -> None:
         self._manifest, self._split, self._reader = manifest, split, reader
         self._sources = manifest.sources if manifest else ()
         self._size = lengths.size
-        chosen = self._chosen = lengths if isinstance(lengths, ChosenLengths) else None
+        chosen = self._chosen = lengths if isinstance(lengths, FilteredLengths) else None
         self.media = chosen.media if chosen else ""
         self.removed = reader.removed
 
@@ -92,10 +92,10 @@ class StoreContents:
         return is_synthetic(self._manifest)
 
     @property
-    def preferences(self) -> Preferences:
+    def preferences(self) -> PreferenceKind:
         """``pairs`` or ``labels`` if the documents are preferences, else empty.
 
-        ``batchloom.store.Pairs`` and ``Labels`` read them.
+        ``batchloom.store.PreferencePairs`` and ``Labels`` read them.
         """
         return self._manifest.preferences if self._manifest else ""
 
@@ -112,13 +112,13 @@ class StoreContents:
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:
         """Inputs with a weight, each with its weight. They are recorded; nothing applies them."""
-        return recorded_weights(self._manifest)
+        return read_recorded_weights(self._manifest)
 
     @property
     def trained_tokens(self) -> int:
         """Number of tokens that are trained."""
         if self._chosen:
-            return trained_among(self._reader.mask, self._chosen)
+            return count_trained_tokens(self._reader.mask, self._chosen)
         return self._reader.trained_tokens
 
     @property
@@ -136,14 +136,14 @@ class StoreContents:
     def first(self, count: int) -> list[int]:
         """Return the numbers of the first ``count`` documents that are not removed."""
         numbers = np.arange(min(self._size, count + self.removed.size))
-        kept: list[int] = numbers[~are_removed(self.removed, numbers)][:count].tolist()
+        kept: list[int] = numbers[~mask_removed(self.removed, numbers)][:count].tolist()
         return kept
 
-    def generation_with(self, fingerprint: str) -> int | None:
+    def find_generation(self, fingerprint: str) -> int | None:
         """Return the first generation, up to the open one, whose subset had a fingerprint; None if there is none."""
         if self._manifest is None:
             return None
-        return generation_with(self._manifest, self._split, fingerprint, self.media)
+        return find_generation(self._manifest, self._split, fingerprint, self.media)
 
 
 @final
@@ -156,7 +156,7 @@ class StoreProvenance:
         self._manifest, self._path = manifest, path
         self._reader, self._documents = reader, documents
 
-    def of(self, document: int) -> Origin:
+    def of(self, document: int) -> DocumentProvenance:
         """Return the provenance of a document.
 
         Raises:
@@ -168,9 +168,9 @@ class StoreProvenance:
                 f"{self._path} is a bare Megatron prefix: it does not say where documents came from."
             )
         shard, row = self._reader.table.find(_as_document(document, self._documents))
-        return places_of(self._manifest.sources).named(self.rows(shard, np.array([row])))[0]
+        return make_part_table(self._manifest.sources).named(self.rows(shard, np.array([row])))[0]
 
-    def rows(self, shard: int, rows: NDArray[np.int64]) -> Origins:
+    def rows(self, shard: int, rows: NDArray[np.int64]) -> ProvenanceTable:
         """Return the provenance of documents of a shard; of a remote store, only theirs is fetched.
 
         Raises:
@@ -178,7 +178,7 @@ class StoreProvenance:
         """
         return self._reader.provenance(shard, rows)
 
-    def shard(self, shard: int) -> Origins:
+    def shard(self, shard: int) -> ProvenanceTable:
         """Return the provenance of all documents of a shard: hashes, records, offsets and parts.
 
         Raises:
@@ -216,7 +216,7 @@ class StoreShards:
         return tuple(place.stem for place in self._reader.table.places)
 
     @property
-    def mapped(self) -> list[Shard | None] | None:
+    def mapped(self) -> list[MappedShard | None] | None:
         """The shards that are mapped now, None for others, in a list that is kept up to date.
 
         None if documents are not read exactly as they lie in the shards: then use :meth:`Store.read`.
@@ -224,7 +224,7 @@ class StoreShards:
         mapped = self._reader.mapped
         return None if mapped is None else mapped.opened
 
-    def map(self, shard: int) -> Shard:
+    def map(self, shard: int) -> MappedShard:
         """Return a mapped shard, one of those that ``mapped`` is a list of.
 
         Raises:
@@ -242,7 +242,7 @@ class StoreShards:
         """Keep at most so many shards mapped, if other stores need file descriptors, too."""
         self._reader.limit_mapped(shards)
 
-    def sides(self, shard: int) -> Sides:
+    def sides(self, shard: int) -> PairIndex:
         """Return the ``.pairs`` of a shard of preferences.
 
         Raises:
@@ -288,12 +288,12 @@ class Store:
         manifest: Manifest | None,
         location: StoreLocation,
         reader: SubsetReader,
-        lengths: DocumentLengths | None = None,
+        lengths: LengthReader | None = None,
     ) -> None:
         self.path, self.split, self.manifest = path, split, manifest
         self.location, self.reader = location, reader
         self.lengths = lengths = reader.lengths if lengths is None else lengths
-        self.tokens = lengths.tokens if isinstance(lengths, ChosenLengths) else reader.tokens
+        self.tokens = lengths.tokens if isinstance(lengths, FilteredLengths) else reader.tokens
         self.dtype = reader.dtype
         self.contents = StoreContents(manifest, split, reader, lengths)
         self.provenance = StoreProvenance(manifest, path, reader, lengths.size)
@@ -379,7 +379,7 @@ class Store:
     @cached_property
     def fingerprint(self) -> str:
         """Name of the content: counts and checksums, or a prefix's sizes and its edges; 32 hex digits."""
-        return chosen_fingerprint(self.reader.fingerprint, self.contents.media)
+        return compute_filtered_fingerprint(self.reader.fingerprint, self.contents.media)
 
     @property
     def end_id(self) -> int:
@@ -430,17 +430,17 @@ class StoredDocument:
         return self._store.tokenizer.decode(self.ids[self.mask])
 
     @property
-    def provenance(self) -> Origin:
+    def provenance(self) -> DocumentProvenance:
         """Where the document came from."""
         return self._store.provenance.of(self.number)
 
 
 def _as_document(asked: object, documents: int) -> int:
     """Return a document number, counted from the end if negative."""
-    number = whole(asked)
+    number = as_int(asked)
     if number is None:
         raise TypeError(
-            f"Documents are taken one by one, by a whole number, not by {shown(asked)}: "
+            f"Documents are taken one by one, by a whole number, not by {quote_value(asked)}: "
             "[store[n] for n in range(2)]"
         )
     if not -documents <= number < documents:

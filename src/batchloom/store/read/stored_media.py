@@ -11,24 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import NOT_JSON, because
-from batchloom.core.medium import KINDS, Kind
+from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error
+from batchloom.core.medium import MEDIUM_KINDS, MediumKind
 from batchloom.store.format import (
     PROCESSOR_NAME,
     REPORT_NAME,
     MediaRows,
     ProcessorEntry,
     StoredMedium,
-    are_removed,
-    checksum,
-    of_generation,
-    stored_media,
+    compute_checksum,
+    format_generation_file_name,
+    make_stored_media,
+    mask_removed,
 )
 from batchloom.store.read.store_reader import Store
 
-_RESTORE = "restore it from a copy, or prepare the data again"
+_RESTORE_REMEDY = "restore it from a copy, or prepare the data again"
 # Shards whose media are kept mapped.
-_MAPPED = 256
+_MAX_MAPPED = 256
 
 
 def read_processor_state(
@@ -48,16 +48,20 @@ def read_processor_state(
     try:
         data = read(PROCESSOR_NAME)
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {because(error)}; {_RESTORE}.") from error
-    if checksum(data) != entry.state:
-        raise StoreError(f"{path} is not the one that the manifest beside it names; {_RESTORE}.")
+        raise StoreError(
+            f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}."
+        ) from error
+    if compute_checksum(data) != entry.state:
+        raise StoreError(
+            f"{path} is not the one that the manifest beside it names; {_RESTORE_REMEDY}."
+        )
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except NOT_JSON as error:
-        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE}.") from error
+    except JSON_DECODE_ERRORS as error:
+        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE_REMEDY}.") from error
 
 
-def holds_media(store: Store) -> bool:
+def has_media(store: Store) -> bool:
     """Whether any document that is read of an open store holds a medium."""
     entry = store.manifest.subsets.get(store.split) if store.manifest else None
     if store.contents.media == "none":
@@ -73,7 +77,7 @@ class MediaCount(NamedTuple):
     tokens: int
 
 
-class _Shard(NamedTuple):
+class _ShardMediaSummary(NamedTuple):
     """The media of a shard, and what is asked of its documents that hold some [D], ascending.
 
     Attributes:
@@ -81,7 +85,7 @@ class _Shard(NamedTuple):
         owners: the document of each, in an array of its own, which is searched faster.
         documents: those that hold media, by their numbers in the shard, uint32.
         tokens: that stand for the media of each, int64.
-        kinds: of each, one bit a kind in the order of ``KINDS``, uint8.
+        kinds: of each, one bit a kind in the order of ``MEDIUM_KINDS``, uint8.
     """
 
     rows: MediaRows
@@ -91,14 +95,16 @@ class _Shard(NamedTuple):
     kinds: NDArray[np.uint8]
 
 
-def _summed(rows: MediaRows) -> _Shard:
+def _summarize_rows(rows: MediaRows) -> _ShardMediaSummary:
     owners = np.ascontiguousarray(rows.rows["document"])
     documents, firsts = np.unique(owners, return_index=True)
     if not len(documents):
-        return _Shard(rows, owners, documents, np.zeros(0, np.int64), np.zeros(0, np.uint8))
+        return _ShardMediaSummary(
+            rows, owners, documents, np.zeros(0, np.int64), np.zeros(0, np.uint8)
+        )
     bits = np.left_shift(1, rows.rows["kind"].astype(np.uint8), dtype=np.uint8)
     tokens = np.add.reduceat(rows.rows["tokens"].astype(np.int64), firsts)
-    return _Shard(rows, owners, documents, tokens, np.bitwise_or.reduceat(bits, firsts))
+    return _ShardMediaSummary(rows, owners, documents, tokens, np.bitwise_or.reduceat(bits, firsts))
 
 
 @final
@@ -115,7 +121,7 @@ class StoreMedia:
         entry = store.manifest.subsets.get(store.split) if store.manifest else None
         self._listed = [shard.media is not None for shard in entry.shards] if entry else []
         self._names = [shard.name for shard in entry.shards] if entry else []
-        self._mapped: OrderedDict[int, _Shard] = OrderedDict()
+        self._mapped: OrderedDict[int, _ShardMediaSummary] = OrderedDict()
 
     @property
     def any(self) -> bool:
@@ -146,10 +152,10 @@ class StoreMedia:
         """
         manifest = self._store.manifest
         reports = [
-            of_generation(REPORT_NAME, entry.number)
+            format_generation_file_name(REPORT_NAME, entry.number)
             for entry in (manifest.all_history if manifest else ())
         ]
-        return [_folders_in(self._store, name) for name in reports]
+        return [_read_media_folders(self._store, name) for name in reports]
 
     @cached_property
     def _only_folder(self) -> str | None:
@@ -169,27 +175,32 @@ class StoreMedia:
         manifest = self._store.manifest
         return [entry.sources for entry in manifest.all_history] if manifest else []
 
-    def counts(self) -> dict[Kind, MediaCount]:
+    def counts(self) -> dict[MediumKind, MediaCount]:
         """How many media of each kind there are, and how many tokens stand for them.
 
         Raises:
             StoreError: a file of media is missing or damaged.
         """
-        found = np.zeros((3, len(KINDS)), np.int64)
+        found = np.zeros((3, len(MEDIUM_KINDS)), np.int64)
         for shard in np.flatnonzero(self._listed).tolist():
             rows = self._shard(shard).rows.rows
             kinds = rows["kind"].astype(np.int64)
-            owners = np.unique(rows["document"].astype(np.int64) * len(KINDS) + kinds) % len(KINDS)
-            tokens = np.bincount(kinds, rows["tokens"], len(KINDS)).astype(np.int64)
+            owners = np.unique(rows["document"].astype(np.int64) * len(MEDIUM_KINDS) + kinds) % len(
+                MEDIUM_KINDS
+            )
+            tokens = np.bincount(kinds, rows["tokens"], len(MEDIUM_KINDS)).astype(np.int64)
             found += [
-                np.bincount(kinds, minlength=len(KINDS)),
-                np.bincount(owners, minlength=len(KINDS)),
+                np.bincount(kinds, minlength=len(MEDIUM_KINDS)),
+                np.bincount(owners, minlength=len(MEDIUM_KINDS)),
                 tokens,
             ]
-        told = {kind: MediaCount(*some) for kind, some in zip(KINDS, found.T.tolist(), strict=True)}
+        told = {
+            kind: MediaCount(*some)
+            for kind, some in zip(MEDIUM_KINDS, found.T.tolist(), strict=True)
+        }
         return {kind: one for kind, one in told.items() if one.media}
 
-    def shortest(self, longest: int, banned: NDArray[np.int64]) -> dict[Kind, int]:
+    def shortest(self, longest: int, banned: NDArray[np.int64]) -> dict[MediumKind, int]:
         """A document of each kind of media, of at most ``longest`` tokens: the shortest of the first shard with one.
 
         None of those that are ``banned``, ascending [B].
@@ -197,15 +208,15 @@ class StoreMedia:
         Raises:
             StoreError: a file of media is missing or damaged.
         """
-        found: dict[Kind, int] = {}
-        wanted = set(self.processor.get("tokens", KINDS)) if self.processor else set()
+        found: dict[MediumKind, int] = {}
+        wanted = set(self.processor.get("tokens", MEDIUM_KINDS)) if self.processor else set()
         for shard in np.flatnonzero(self._listed).tolist():
             rows, owners, *_ = self._shard(shard)
             documents = owners.astype(np.int64) + int(self._bounds[shard])
             lengths = self._store.lengths.take(documents).astype(np.int64)
-            fit = (lengths <= longest) & ~are_removed(self._store.contents.removed, documents)
+            fit = (lengths <= longest) & ~mask_removed(self._store.contents.removed, documents)
             fit &= ~np.isin(documents, banned)
-            for number, kind in enumerate(KINDS):
+            for number, kind in enumerate(MEDIUM_KINDS):
                 own = np.flatnonzero(fit & (rows.rows["kind"] == number))
                 if own.size and kind not in found:
                     found[kind] = int(documents[own[lengths[own].argmin()]])
@@ -255,27 +266,27 @@ class StoreMedia:
         begins = np.searchsorted(owners, local, side="left").tolist()
         ends = np.searchsorted(owners, local, side="right").tolist()
         for place, begin, end in zip(at.tolist(), begins, ends, strict=True):
-            found[place] = stored_media(rows, range(begin, end), first, blobs)
+            found[place] = make_stored_media(rows, range(begin, end), first, blobs)
 
-    def tokens_of(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    def count_tokens(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many tokens stand for the media of documents [N], int64 [N].
 
         Raises:
             StoreError: a file of media is missing or damaged.
         """
         found = np.zeros(len(documents), np.int64)
-        for at, mapped, places in self._holding(documents):
+        for at, mapped, places in self._find_holding(documents):
             found[at] = mapped.tokens[places]
         return found
 
-    def kinds_of(self, documents: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Which kinds of media documents [N] hold, one bit a kind in the order of ``KINDS``, uint8 [N].
+    def list_kinds(self, documents: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Which kinds of media documents [N] hold, one bit a kind in the order of ``MEDIUM_KINDS``, uint8 [N].
 
         Raises:
             StoreError: a file of media is missing or damaged.
         """
         found = np.zeros(len(documents), np.uint8)
-        for at, mapped, places in self._holding(documents):
+        for at, mapped, places in self._find_holding(documents):
             found[at] = mapped.kinds[places]
         return found
 
@@ -290,9 +301,9 @@ class StoreMedia:
         mapped = self._shard(shard)
         return mapped.documents.astype(np.int64) + int(self._bounds[shard]), mapped.kinds
 
-    def _holding(
+    def _find_holding(
         self, documents: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[np.intp], _Shard, NDArray[np.intp]]]:
+    ) -> Iterator[tuple[NDArray[np.intp], _ShardMediaSummary, NDArray[np.intp]]]:
         """Of each shard which of these documents hold media, the shard, and their places among its own."""
         if not self.any:  # bare prefixes and made-up documents have no shards listed
             return
@@ -307,12 +318,12 @@ class StoreMedia:
             there[there] = mapped.documents[places[there]] == local[there]
             yield at[there], mapped, places[there]
 
-    def _shard(self, shard: int) -> _Shard:
+    def _shard(self, shard: int) -> _ShardMediaSummary:
         """The media of a shard, mapped and summed when they are first asked for."""
         found = self._mapped.get(shard)
         if found is None:
-            found = self._mapped[shard] = _summed(self._store.reader.media(shard))
-            if len(self._mapped) > _MAPPED:
+            found = self._mapped[shard] = _summarize_rows(self._store.reader.media(shard))
+            if len(self._mapped) > _MAX_MAPPED:
                 self._mapped.popitem(last=False)
         return found
 
@@ -333,21 +344,21 @@ class StoreMedia:
         return self._store.path / self._store.split / f"{self._names[shard]}{suffix}"
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _MediaReport(msgspec.Struct, frozen=True):
     """What a report says of where paths of media begin."""
 
     media: dict[str, str] = {}
 
 
-def _folders_in(store: Store, name: str) -> dict[str, str]:
+def _read_media_folders(store: Store, name: str) -> dict[str, str]:
     report = f"{store.location.name}/{name}"
     try:
-        return msgspec.json.decode(store.reader.file(name), type=_Told).media
+        return msgspec.json.decode(store.reader.file(name), type=_MediaReport).media
     except FileNotFoundError:
         return {}
     except OSError as error:
-        why = because(error)
-    except NOT_JSON as error:
+        why = describe_os_error(error)
+    except JSON_DECODE_ERRORS as error:
         why = str(error)
     raise StoreError(
         f"{report} cannot be read: {why}; it says where paths of images and audio begin. Restore it, or give "

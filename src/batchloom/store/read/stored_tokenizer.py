@@ -4,14 +4,16 @@ import json
 from collections.abc import Callable
 
 from batchloom.core.errors import StoreError, TokenizerError
-from batchloom.core.files import because
+from batchloom.core.files import describe_os_error
 from batchloom.store.format import TOKENIZER_NAME, TokenizerEntry
-from batchloom.tokens import Tokenizer, tokenizer_from_state
+from batchloom.tokens import Tokenizer, restore_tokenizer
 
-_RESTORE = "restore it from where the store was made"
+_RESTORE_REMEDY = "restore it from where the store was made"
 
 
-def stored_tokenizer(read: Callable[[str], bytes], place: str, entry: TokenizerEntry) -> Tokenizer:
+def load_stored_tokenizer(
+    read: Callable[[str], bytes], place: str, entry: TokenizerEntry
+) -> Tokenizer:
     """The tokenizer of a store, which must be the one its manifest names.
 
     Args:
@@ -27,11 +29,13 @@ def stored_tokenizer(read: Callable[[str], bytes], place: str, entry: TokenizerE
     try:
         state = json.loads(read(TOKENIZER_NAME))
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {because(error)}; {_RESTORE}.") from error
+        raise StoreError(
+            f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}."
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE}.") from error
+        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE_REMEDY}.") from error
     try:
-        tokenizer = tokenizer_from_state(state)
+        tokenizer = restore_tokenizer(state)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
     if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (

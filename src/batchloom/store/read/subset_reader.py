@@ -8,22 +8,22 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.store.format import (
+    LossMask,
     Manifest,
-    Mask,
     MediaRows,
-    Origins,
-    Sides,
-    are_removed,
-    beyond,
+    PairIndex,
+    ProvenanceTable,
+    make_span_error,
+    mask_removed,
 )
-from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.mapped_shards import MappedShards, ShardTable
 from batchloom.tokens import Tokenizer
 
 Ids = NDArray[np.int64]
 
 
-class DocumentLengths(Protocol):
+class LengthReader(Protocol):
     """Lengths of numbered documents, in tokens."""
 
     @property
@@ -48,7 +48,7 @@ class SubsetReader(Protocol):
     """
 
     @property
-    def lengths(self) -> DocumentLengths:
+    def lengths(self) -> LengthReader:
         """Lengths of all documents of the subset, in tokens."""
         ...
 
@@ -98,7 +98,7 @@ class SubsetReader(Protocol):
         ...
 
     @property
-    def is_here(self) -> bool:
+    def is_fully_cached(self) -> bool:
         """Whether all tokens and held media are on this machine and verified, so that nothing is fetched."""
         ...
 
@@ -131,7 +131,7 @@ class SubsetReader(Protocol):
         """
         ...
 
-    def provenance(self, shard: int, rows: Ids | None = None) -> Origins:
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of documents of a shard; of all if ``rows`` is None.
 
         Raises:
@@ -139,7 +139,7 @@ class SubsetReader(Protocol):
         """
         ...
 
-    def sides(self, shard: int) -> Sides:
+    def sides(self, shard: int) -> PairIndex:
         """Read the pairs and sides of a shard of preferences.
 
         Raises:
@@ -183,7 +183,7 @@ class SubsetReader(Protocol):
         """Keep at most so many shards mapped, if other stores need file descriptors, too."""
         ...
 
-    def for_lengths(self, lengths: ChosenLengths) -> "SubsetReader":
+    def for_lengths(self, lengths: FilteredLengths) -> "SubsetReader":
         """Return a reader of the same subset for a store of these lengths."""
         ...
 
@@ -203,17 +203,17 @@ class SubsetMasks:
     """
 
     def __init__(
-        self, masked: frozenset[int], removed: Ids, load: Callable[[int], Mask], limit: int
+        self, masked: frozenset[int], removed: Ids, load: Callable[[int], LossMask], limit: int
     ) -> None:
         self.shards, self._removed, self._load, self.limit = masked, removed, load, limit
-        self._masks: dict[int, Mask] = {}
+        self._masks: dict[int, LossMask] = {}
 
     @property
     def masked(self) -> bool:
         """Whether some tokens are not trained."""
         return bool(self.shards) or bool(self._removed.size)
 
-    def of(self, shard: int) -> Mask:
+    def of(self, shard: int) -> LossMask:
         """Return the mask of a shard that has one."""
         mask = self._masks.get(shard)
         if mask is None:
@@ -255,7 +255,7 @@ def removed_among(removed: Ids, documents: Ids) -> list[int]:
     """Return the indices of the removed documents among these."""
     if not removed.size:
         return []
-    return np.flatnonzero(are_removed(removed, documents)).tolist()
+    return np.flatnonzero(mask_removed(removed, documents)).tolist()
 
 
 def fill_removed(
@@ -267,18 +267,16 @@ def fill_removed(
     return ranges
 
 
-def refuse_ranges_beyond(
-    lengths: DocumentLengths, documents: Ids, stops: Ids, store: object
-) -> None:
+def refuse_ranges_beyond(lengths: LengthReader, documents: Ids, stops: Ids, store: object) -> None:
     """Raise StoreError if a token range ends behind its document."""
     over = stops > lengths.take(documents)
     if over.any():
         at = int(over.argmax())
         tokens = int(lengths.take(documents[at : at + 1])[0])
-        raise beyond(store, int(documents[at]), tokens, int(stops[at]))
+        raise make_span_error(store, int(documents[at]), tokens, int(stops[at]))
 
 
-def refuse_unlike_count(origins: Origins, table: ShardTable, shard: int) -> None:
+def refuse_unlike_count(origins: ProvenanceTable, table: ShardTable, shard: int) -> None:
     """Raise StoreError if a ``.docs`` has another number of documents than its shard."""
     stem, documents = table.places[shard][:2]
     if len(origins) != documents:

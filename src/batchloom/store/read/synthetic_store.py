@@ -8,26 +8,26 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, Synthetic, SyntheticSpec
+from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, SyntheticDocuments, SyntheticSpec
 from batchloom.store.format import (
     FORMAT_VERSION,
-    Counts,
     Manifest,
     MediaRows,
-    Origins,
+    PairIndex,
     PartEntry,
-    Sides,
+    ProvenanceTable,
     SourceEntry,
+    StoreCounts,
     SubsetEntry,
-    checksum,
-    no_store,
-    token_dtype,
-    tokenizer_entry,
+    choose_token_dtype,
+    compute_checksum,
+    make_missing_store_error,
+    make_tokenizer_entry,
 )
-from batchloom.store.read.filtered_lengths import ChosenLengths
+from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.mapped_shards import MappedShards, ShardTable
 from batchloom.store.read.subset_reader import all_trained, refuse_ranges_beyond
-from batchloom.tokens import NoTokenizer
+from batchloom.tokens import UnknownTokenizer
 
 Ids = NDArray[np.int64]
 # What the in-memory face has instead of the subsets of a folder.
@@ -40,7 +40,7 @@ class SyntheticLengths:
 
     __slots__ = ("_data",)
 
-    def __init__(self, data: Synthetic) -> None:
+    def __init__(self, data: SyntheticDocuments) -> None:
         self._data = data
 
     @property
@@ -58,7 +58,7 @@ class SyntheticLengths:
 
 
 @final
-class Generated:
+class SyntheticReader:
     """Reads synthetic data, which is computed as it is read.
 
     Attributes:
@@ -70,21 +70,21 @@ class Generated:
         manifest: what a store of them would say of itself, without shards.
     """
 
-    is_here, masked, fetched_bytes = True, False, 0
+    is_fully_cached, masked, fetched_bytes = True, False, 0
     mapped: MappedShards | None = None
     table = ShardTable(())
 
     def __init__(self, spec: SyntheticSpec) -> None:
-        self.spec, self._data = spec, Synthetic(spec)
+        self.spec, self._data = spec, SyntheticDocuments(spec)
         self.lengths = SyntheticLengths(self._data)
         self.tokens = self._data.tokens
         self.trained_tokens = self.tokens
         self.removed: Ids = np.empty(0, np.int64)
-        self.tokenizer = synthetic_tokenizer(self._data)
+        self.tokenizer = make_synthetic_tokenizer(self._data)
         self.end_id = self.tokenizer.end_id
-        name = token_dtype("auto", spec.vocab)
+        name = choose_token_dtype("auto", spec.vocab)
         self.dtype = np.dtype(name).newbyteorder("<")
-        self.manifest = synthetic_manifest(
+        self.manifest = make_synthetic_manifest(
             spec,
             dtype=name,
             recipe=spec.identity,
@@ -120,11 +120,11 @@ class Generated:
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Do nothing: there is nothing to fetch."""
 
-    def provenance(self, shard: int, rows: Ids | None = None) -> Origins:  # noqa: ARG002 - there are no shards
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:  # noqa: ARG002 - there are no shards
         """Return the provenance of documents: each is a record of the one source, hashed by its ids."""
         numbers = np.arange(self.spec.documents) if rows is None else rows
         names = [
-            checksum(self.document(number, length).astype("<u4").data)
+            compute_checksum(self.document(number, length).astype("<u4").data)
             for number, length in zip(
                 numbers.tolist(), self.lengths.take(numbers).tolist(), strict=True
             )
@@ -132,9 +132,9 @@ class Generated:
         halves = [[int(name[16:], 16), int(name[:16], 16)] for name in names]
         hashes = np.array(halves, np.uint64).reshape(-1, 2)
         offsets, parts = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint32)
-        return Origins(hashes, numbers.astype(np.uint64), offsets, parts)
+        return ProvenanceTable(hashes, numbers.astype(np.uint64), offsets, parts)
 
-    def sides(self, shard: int) -> Sides:
+    def sides(self, shard: int) -> PairIndex:
         """Refuse: synthetic documents are no preferences."""
         raise self._missing("pairs", shard)
 
@@ -155,28 +155,28 @@ class Generated:
         """Refuse: synthetic data has no files."""
         raise FileNotFoundError(name)
 
-    def read_tokenizer(self) -> NoTokenizer:
+    def read_tokenizer(self) -> UnknownTokenizer:
         """Return the vocabulary."""
         return self.tokenizer
 
     def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
         """Refuse: the manifest of synthetic data lies nowhere."""
-        raise no_store(Path(self.spec.place))
+        raise make_missing_store_error(Path(self.spec.place))
 
     def limit_mapped(self, shards: int) -> None:
         """Do nothing: there are no files."""
 
-    def for_lengths(self, lengths: ChosenLengths) -> "Generated":  # noqa: ARG002 - it holds no media
+    def for_lengths(self, lengths: FilteredLengths) -> "SyntheticReader":  # noqa: ARG002 - it holds no media
         """Return this reader."""
         return self
 
 
-def synthetic_tokenizer(data: Synthetic) -> NoTokenizer:
+def make_synthetic_tokenizer(data: SyntheticDocuments) -> UnknownTokenizer:
     """The vocabulary of synthetic ids, which stand for no text."""
-    return NoTokenizer(data.spec.vocab, data.end_id)
+    return UnknownTokenizer(data.spec.vocab, data.end_id)
 
 
-def synthetic_manifest(
+def make_synthetic_manifest(
     spec: SyntheticSpec,
     *,
     dtype: str,
@@ -202,10 +202,10 @@ def synthetic_manifest(
         format_version=FORMAT_VERSION,
         generation=1,
         dtype=dtype,
-        tokenizer=tokenizer_entry(synthetic_tokenizer(Synthetic(spec))),
+        tokenizer=make_tokenizer_entry(make_synthetic_tokenizer(SyntheticDocuments(spec))),
         recipe=recipe,
         recipe_fingerprint=fingerprint(recipe),
-        counts=Counts(count, count, tokens, 0, {}),
+        counts=StoreCounts(count, count, tokens, 0, {}),
         subsets=subsets,
         subset_overrides=subset_overrides or {},
         sources=(entry,),

@@ -6,11 +6,11 @@ from numpy.typing import NDArray
 from batchloom.tokens import Tokenizer
 
 # A token that stands so often in a row, as of an image, is written once.
-_RUN = 8
-_LOOKED_AT = 1 << 24
+_MIN_RUN = 8
+_MAX_DECODED = 1 << 24
 
 
-def beginning(tokenizer: Tokenizer, ids: NDArray[np.generic], most: int) -> str:
+def decode_beginning(tokenizer: Tokenizer, ids: NDArray[np.generic], most: int) -> str:
     """The text of the first tokens of a document; those that stand many times in a row as ``TOKEN[x64]``.
 
     Args:
@@ -18,12 +18,12 @@ def beginning(tokenizer: Tokenizer, ids: NDArray[np.generic], most: int) -> str:
         ids: of the document [N].
         most: tokens that are decoded, of a run one.
     """
-    ids = ids[:_LOOKED_AT]
+    ids = ids[:_MAX_DECODED]
     if not len(ids):
         return ""
     firsts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
     sizes = np.diff(np.append(firsts, len(ids)))
-    long = np.flatnonzero(sizes >= _RUN)
+    long = np.flatnonzero(sizes >= _MIN_RUN)
     pieces, at, left = [], 0, most
     for run in long.tolist():
         first, size = int(firsts[run]), int(sizes[run])

@@ -12,32 +12,32 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.files import refuse_url
-from batchloom.core.locks import lock_alone
-from batchloom.core.partial_files import ASIDE, refused
+from batchloom.core.locks import lock_exclusively
+from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
 from batchloom.store.format import (
-    COUNTED,
+    COUNTED_ENTRY_BYTES,
+    LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
-    LENGTHS_SUMS_NAME,
-    Bands,
-    BlockSums,
-    MaskBits,
-    Origins,
+    BlockChecksums,
+    MaskBuilder,
+    MinHashSignatures,
+    PairIndex,
+    ProvenanceTable,
     ShardEntry,
     ShardMedia,
-    Sides,
-    blob_pieces,
-    index_bytes,
-    of_generation,
+    encode_index,
+    format_generation_file_name,
+    iter_blob_chunks,
 )
 
 
-def writing(path: Path) -> contextlib.AbstractContextManager[None]:
+def wrap_write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turn the system's refusal to write ``path`` into one sentence with its remedy.
 
     Raises:
         OutputError: in place of any OSError of the system raised inside.
     """
-    return refused("write", path)
+    return wrap_os_errors("write", path)
 
 
 def make_folder(path: Path) -> None:
@@ -48,19 +48,19 @@ def make_folder(path: Path) -> None:
         OutputError: it cannot be made.
     """
     refuse_url(path, "The output")
-    with writing(path):
+    with wrap_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def write_file(path: Path, data: bytes) -> str:
     """Write ``data`` aside, sync it, rename it to ``path``; returns its checksum."""
-    return write_pieces(path, [data])
+    return write_chunks(path, [data])
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+def write_chunks(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     """Write a file as :func:`write_file` does, from pieces that need not be in memory together."""
-    aside, digest = path.with_name(path.name + ASIDE), xxhash.xxh3_128()
-    with writing(path):
+    aside, digest = path.with_name(path.name + PARTIAL_SUFFIX), xxhash.xxh3_128()
+    with wrap_write_errors(path):
         with aside.open("wb") as file:
             for piece in pieces:
                 file.write(piece)
@@ -72,7 +72,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
 
 
 @final
-class AsideFile(io.RawIOBase):
+class AtomicFile(io.RawIOBase):
     """A file that takes its name when it is finished, and is deleted otherwise; use as a context manager.
 
     Nothing is made before the first write.
@@ -83,7 +83,7 @@ class AsideFile(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._path, self._aside = path, path.with_name(path.name + ASIDE)
+        self._path, self._aside = path, path.with_name(path.name + PARTIAL_SUFFIX)
         self._file: Any = None
         self._size = 0
 
@@ -110,7 +110,7 @@ class AsideFile(io.RawIOBase):
             StoreConflictError: another process writes this file.
             OutputError: they cannot be written.
         """
-        with writing(self._path):
+        with wrap_write_errors(self._path):
             if self._file is None:
                 self._file = self._open()
             self._file.write(data)
@@ -121,7 +121,7 @@ class AsideFile(io.RawIOBase):
     def finish(self) -> int:
         """Sync the file and give it its name; its bytes."""
         self.write(b"")
-        with writing(self._path):
+        with wrap_write_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._aside.replace(self._path)
@@ -130,16 +130,16 @@ class AsideFile(io.RawIOBase):
         sync_folder(self._path.absolute().parent)
         return self._size
 
-    def remove_old(self) -> None:
+    def remove_previous(self) -> None:
         """Remove the file that an earlier run left under the name."""
-        with writing(self._path):
+        with wrap_write_errors(self._path):
             self._path.unlink(missing_ok=True)
 
     def _open(self) -> Any:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._aside.open("ab")
         try:
-            lock_alone(
+            lock_exclusively(
                 file.fileno(),
                 self._aside,
                 busy=lambda: (
@@ -156,7 +156,7 @@ class AsideFile(io.RawIOBase):
 
 def sync_folder(path: Path) -> None:
     """Make the renames inside ``path`` outlast a power cut."""
-    with writing(path):
+    with wrap_write_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -164,20 +164,20 @@ def sync_folder(path: Path) -> None:
             os.close(descriptor)
 
 
-def write_mask(stem: Path, bits: MaskBits) -> str | None:
+def write_mask(stem: Path, bits: MaskBuilder) -> str | None:
     """Write a shard's ``.mask``; its checksum, None where every token is trained."""
     data = bits.to_bytes()
     return None if data is None else write_file(stem.with_suffix(".mask"), data)
 
 
-def write_sides(stem: Path, sides: Sides | None) -> str | None:
+def write_pair_index(stem: Path, sides: PairIndex | None) -> str | None:
     """Write a shard's ``.pairs``; its checksum, None where its documents are no preferences."""
     return None if sides is None else write_file(stem.with_suffix(".pairs"), sides.to_bytes())
 
 
-def write_bands(stem: Path, bands: Bands | None) -> str | None:
+def write_signatures(stem: Path, bands: MinHashSignatures | None) -> str | None:
     """Write a shard's ``.bands``; its checksum, None where nobody looks for documents that are alike."""
-    return None if bands is None else write_pieces(stem.with_suffix(".bands"), bands.pieces())
+    return None if bands is None else write_chunks(stem.with_suffix(".bands"), bands.pieces())
 
 
 class MediaFiles(NamedTuple):
@@ -199,17 +199,17 @@ def write_media(stem: Path, media: ShardMedia | None) -> MediaFiles:
     found = MediaFiles(write_file(stem.with_suffix(".media"), data), len(data))
     if media.blobs is None or not stretches:
         return found
-    sums = BlockSums()
-    pieces = sums.passing(blob_pieces(media.blobs, stretches))
-    blobs = write_pieces(stem.with_suffix(".blobs"), pieces)
+    sums = BlockChecksums()
+    pieces = sums.iter_and_add(iter_blob_chunks(media.blobs, stretches))
+    blobs = write_chunks(stem.with_suffix(".blobs"), pieces)
     return found._replace(
         blobs=blobs,
         blobs_bytes=sum(end - begin for begin, end in stretches),
-        blobsums=write_sums(stem.with_suffix(".blobsums"), sums),
+        blobsums=write_checksum_file(stem.with_suffix(".blobsums"), sums),
     )
 
 
-def write_sums(path: Path, sums: BlockSums) -> str:
+def write_checksum_file(path: Path, sums: BlockChecksums) -> str:
     """Write a ``.sums`` file; the checksum of its head."""
     data, head = sums.to_bytes()
     write_file(path, data)
@@ -226,11 +226,11 @@ class ShardWriter:
 
     def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
         self._stem, self._dtype = stem, dtype
-        self._aside = stem.with_name(stem.name + ".bin" + ASIDE)
-        self._hash, self._sums = xxhash.xxh3_128(), BlockSums()
+        self._aside = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
+        self._hash, self._sums = xxhash.xxh3_128(), BlockChecksums()
         self._tokens = 0
-        self._mask: MaskBits | None = None
-        with writing(self._aside):
+        self._mask: MaskBuilder | None = None
+        with wrap_write_errors(self._aside):
             self._file = self._aside.open("wb")
 
     def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
@@ -239,12 +239,12 @@ class ShardWriter:
         Documents may arrive in any pieces.
         """
         data = np.ascontiguousarray(tokens, self._dtype)
-        with writing(self._aside):
+        with wrap_write_errors(self._aside):
             self._file.write(data.data)
         self._hash.update(data.data)
         self._sums.append(data.data)
         if trained is not None and self._mask is None:
-            self._mask = MaskBits()
+            self._mask = MaskBuilder()
             self._mask.append(np.ones(self._tokens, bool))
         if self._mask is not None:
             self._mask.append(np.ones(data.size, bool) if trained is None else trained)
@@ -253,9 +253,9 @@ class ShardWriter:
     def finish(
         self,
         lengths: NDArray[np.uint32],
-        origins: Origins,
-        sides: Sides | None = None,
-        bands: Bands | None = None,
+        origins: ProvenanceTable,
+        sides: PairIndex | None = None,
+        bands: MinHashSignatures | None = None,
         media: ShardMedia | None = None,
     ) -> ShardEntry:
         """Close the shard; it exists under its names only after this.
@@ -269,18 +269,18 @@ class ShardWriter:
         """
         if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(origins):
             raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
-        with writing(self._aside):
+        with wrap_write_errors(self._aside):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        idx = write_file(self._stem.with_suffix(".idx"), index_bytes(lengths, self._dtype))
+        idx = write_file(self._stem.with_suffix(".idx"), encode_index(lengths, self._dtype))
         docs = write_file(self._stem.with_suffix(".docs"), origins.to_bytes())
         mask = write_mask(self._stem, self._mask) if self._mask else None
-        pairs = write_sides(self._stem, sides)
-        alike = write_bands(self._stem, bands)
+        pairs = write_pair_index(self._stem, sides)
+        alike = write_signatures(self._stem, bands)
         files = write_media(self._stem, media)
-        sums = write_sums(self._stem.with_suffix(".sums"), self._sums)
-        with writing(self._stem):
+        sums = write_checksum_file(self._stem.with_suffix(".sums"), self._sums)
+        with wrap_write_errors(self._stem):
             self._aside.replace(self._stem.with_suffix(".bin"))
         return ShardEntry(
             name=self._stem.name,
@@ -312,25 +312,25 @@ class LengthsWriter:
     """
 
     def __init__(self, folder: Path, generation: int = 1) -> None:
-        self._path = folder / of_generation(LENGTHS_NAME, generation)
-        self._beside = folder / of_generation(LENGTHS_SUMS_NAME, generation)
-        self._aside = self._path.with_name(self._path.name + ASIDE)
-        self._hash, self._sums = xxhash.xxh3_128(), BlockSums(COUNTED)
-        with writing(self._aside):
+        self._path = folder / format_generation_file_name(LENGTHS_NAME, generation)
+        self._beside = folder / format_generation_file_name(LENGTHS_CHECKSUMS_NAME, generation)
+        self._aside = self._path.with_name(self._path.name + PARTIAL_SUFFIX)
+        self._hash, self._sums = xxhash.xxh3_128(), BlockChecksums(COUNTED_ENTRY_BYTES)
+        with wrap_write_errors(self._aside):
             self._file = self._aside.open("wb")
 
     def append(self, lengths: NDArray[np.uint32]) -> None:
         """Add the lengths of the next documents, uint32 [D]."""
         data = np.ascontiguousarray(lengths, "<u4")
-        with writing(self._aside):
+        with wrap_write_errors(self._aside):
             self._file.write(data.data)
         self._hash.update(data.data)
         self._sums.append(data.data)
 
     def finish(self) -> tuple[str, str]:
         """Sync and rename the file; returns its checksum, and that of the head of its ``.sums``."""
-        sums = write_sums(self._beside, self._sums)
-        with writing(self._path):
+        sums = write_checksum_file(self._beside, self._sums)
+        with wrap_write_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()

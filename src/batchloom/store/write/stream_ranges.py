@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.store.format import HEADER, map_headed, map_origins
+from batchloom.store.format import HEADER, map_file_with_header, map_provenance
 from batchloom.store.read import Store
 from batchloom.store.write.store_writer import make_folder, write_file
 
 MAGIC = b"BLMLANES"
-_NAME = "plans/stretches.lanes"
+_FILE_NAME = "plans/stretches.lanes"
 
 
-def stretch_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+def compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     """Number of the first document of each stretch, and of documents, int64 [S + 1].
 
     Args:
@@ -34,7 +34,7 @@ def stretch_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[n
     offsets = np.array([offset for _, offset in begins], np.int64)
     known = 0
     for stem, first in zip(store.shards.stems, store.shards.bounds, strict=False):
-        origins = map_origins(stem.with_suffix(".docs"))
+        origins = map_provenance(stem.with_suffix(".docs"))
         last = int(origins.parts[-1]), int(origins.offsets[-1])
         # Stretches that begin at or before the last document of the shard, and were not found yet.
         stop = known + int(
@@ -52,39 +52,39 @@ def stretch_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDArray[n
     return found
 
 
-def write_stretches(store: Store, bounds: NDArray[np.int64]) -> None:
+def write_range_bounds(store: Store, bounds: NDArray[np.int64]) -> None:
     """Lay the bounds beside a store, whose train subset they are of.
 
     Raises:
         OutputError: they cannot be written.
     """
-    path = store.path / _NAME
+    path = store.path / _FILE_NAME
     make_folder(path.parent)
-    header = HEADER.pack(MAGIC, 1, len(bounds) - 1, _named(store))
+    header = HEADER.pack(MAGIC, 1, len(bounds) - 1, _hash_document_order(store))
     write_file(path, header + bounds.astype("<u8").tobytes())
 
 
-def _named(store: Store) -> int:
+def _hash_document_order(store: Store) -> int:
     """Names the documents of a subset in their order; removing some leaves it as it is."""
     shards = store.manifest.subsets[store.split].shards if store.manifest is not None else ()
     return int(fingerprint([[one.documents, one.bin, one.idx] for one in shards])[:16], 16)
 
 
-def read_stretches(store: Store) -> NDArray[np.int64]:
+def read_range_bounds(store: Store) -> NDArray[np.int64]:
     """The bounds of the stretches of a store that a stream kept, int64 [S + 1].
 
     Raises:
         PlanError: no stream kept it, or it was changed since.
         StoreError: the file is damaged.
     """
-    path = store.path / _NAME
+    path = store.path / _FILE_NAME
     if not path.exists() or store.split != "train":
         raise PlanError(
             f"{store.path} ({store.split}) has no stretches: the order of lanes repeats a stream, and is there for the "
             "train subset of a store that a stream kept (batchloom.stream(keep=...), then finish())."
         )
-    view, count, named = map_headed(path, MAGIC)
-    if named != _named(store):
+    view, count, named = map_file_with_header(path, MAGIC)
+    if named != _hash_document_order(store):
         raise PlanError(
             f"{path} is of another store than the one beside it, or documents were appended or moved since the stream "
             "ended: no order repeats it over these. Use order='pools', or the store that the stream kept."

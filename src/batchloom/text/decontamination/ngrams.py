@@ -13,76 +13,78 @@ import xxhash
 from batchloom.text.normalization import normalize
 from batchloom.text.quality import U64
 
-Places = npt.NDArray[np.int64]
+WordPositions = npt.NDArray[np.int64]
 
-_SEPARATED = bytes(code if code >= 128 or chr(code).isalnum() else 32 for code in range(256))
+_SEPARATOR_TABLE = bytes(code if code >= 128 or chr(code).isalnum() else 32 for code in range(256))
 # Han, kana and their extensions: no spaces stand between their words.
-_UNSPACED = (
+_UNSPACED_RANGES = (
     r"\u3005-\u3007\u3021-\u3029\u3031-\u3035\u303b\u303c\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff"
     r"\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001aff0-\U0001b16f\U00020000-\U0003ffff"
 )
 _MULTIPLIER = 0xD6E8FEB86659FD93
 _SALT = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
-_KEPT_PIECES, _KEPT_LENGTH = 1 << 16, 64
+_U64_MASK = (1 << 64) - 1
+_MAX_CACHED_SEGMENTS, _MAX_CACHED_LENGTH = 1 << 16, 64
 
 
-def _pieces(text: str) -> list[bytes]:
+def _split_segments(text: str) -> list[bytes]:
     """A text in UTF-8, cut at all ASCII that is no letter or digit."""
-    return text.encode("utf-8", "surrogatepass").translate(_SEPARATED).split()
+    return text.encode("utf-8", "surrogatepass").translate(_SEPARATOR_TABLE).split()
 
 
-def _words_of(piece: bytes) -> list[str]:
+def _split_words(piece: bytes) -> list[str]:
     text = piece.decode("utf-8", "surrogatepass")
     if text.isascii():
         return [text.lower()]
-    return _word_pattern().findall(normalize(text).lower())
+    return _make_word_pattern().findall(normalize(text).lower())
 
 
-def normal_words(text: str) -> list[str]:
+def split_normal_words(text: str) -> list[str]:
     """The words of a text in Unicode NFC and lower case: runs of letters, marks and digits.
 
     Whatever else stands between them, punctuation included, only separates. Each character of Han
     and kana is a word.
     """
-    return list(chain.from_iterable(map(_words_of, _pieces(text))))
+    return list(chain.from_iterable(map(_split_words, _split_segments(text))))
 
 
 @functools.cache
-def _word_pattern() -> re.Pattern[str]:
+def _make_word_pattern() -> re.Pattern[str]:
     marks = [code for code in range(0x20000) if unicodedata.category(chr(code))[0] == "M"]
     ranges = []
     for _, run in groupby(enumerate(marks), key=lambda pair: pair[1] - pair[0]):
         codes = [code for _, code in run]
         ranges.append(f"\\U{codes[0]:08x}-\\U{codes[-1]:08x}")
-    spaced = rf"[^\W_{_UNSPACED}]"
-    return re.compile(rf"[{_UNSPACED}]|{spaced}+(?:[{''.join(ranges)}]+{spaced}*)*")
+    spaced = rf"[^\W_{_UNSPACED_RANGES}]"
+    return re.compile(rf"[{_UNSPACED_RANGES}]|{spaced}+(?:[{''.join(ranges)}]+{spaced}*)*")
 
 
 @final
-class _Hashes(dict[bytes, tuple[int, ...]]):
+class _WordHashCache(dict[bytes, tuple[int, ...]]):
     """Hashes of a piece's words; found when first asked for."""
 
     def __missing__(self, piece: bytes) -> tuple[int, ...]:
-        words = [word.encode("utf-8", "surrogatepass") for word in _words_of(piece)]
+        words = [word.encode("utf-8", "surrogatepass") for word in _split_words(piece)]
         found = tuple(map(xxhash.xxh3_64_intdigest, words))
-        if len(piece) <= _KEPT_LENGTH:
-            if len(self) >= _KEPT_PIECES:
+        if len(piece) <= _MAX_CACHED_LENGTH:
+            if len(self) >= _MAX_CACHED_SEGMENTS:
                 self.clear()
             self[piece] = found
         return found
 
 
-_HASHES = _Hashes()
+_WORD_HASHES = _WordHashCache()
 
 
-def word_hashes(text: str) -> U64:
-    """A number for each of the :func:`normal_words` of a text."""
-    return np.fromiter(chain.from_iterable(map(_HASHES.__getitem__, _pieces(text))), np.uint64)
+def hash_words(text: str) -> U64:
+    """A number for each of the :func:`split_normal_words` of a text."""
+    return np.fromiter(
+        chain.from_iterable(map(_WORD_HASHES.__getitem__, _split_segments(text))), np.uint64
+    )
 
 
 @final
-class Grams:
+class NgramHashes:
     """N-grams of words as numbers; those of two n differ, but for one in 2^64.
 
     Args:
@@ -93,13 +95,13 @@ class Grams:
         self._words = len(words)
         self._doubled = {1: words}
 
-    def places(self, n: int) -> Places:
+    def places(self, n: int) -> WordPositions:
         """Where n-grams begin."""
         return np.arange(max(0, self._words - n + 1))
 
-    def numbers(self, n: int, at: Places) -> U64:
+    def numbers(self, n: int, at: WordPositions) -> U64:
         """The number of the n words from each place on."""
-        found, size = np.full(len(at), n * _SALT & _MASK, np.uint64), 0
+        found, size = np.full(len(at), n * _SALT & _U64_MASK, np.uint64), 0
         for bit in range(n.bit_length()):
             step = 1 << bit
             if n & step:

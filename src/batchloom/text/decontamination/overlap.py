@@ -16,19 +16,19 @@ from typing import Final
 import numpy as np
 
 from batchloom.core.errors import InputError
-from batchloom.core.settings import is_text, raise_problems, set_wholes, shown
-from batchloom.text.decontamination.ngrams import normal_words, word_hashes
-from batchloom.text.decontamination.overlap_index import MOST_SETS, Overlap, load_index
-from batchloom.text.steps import Clean, Drop
+from batchloom.core.settings import coerce_int_fields, is_text, quote_value, raise_problems
+from batchloom.text.decontamination.ngrams import hash_words, split_normal_words
+from batchloom.text.decontamination.overlap_index import MAX_SETS, OverlapIndex, load_index
+from batchloom.text.steps import CleanFunction, DroppedText
 
-OVERLAP: Final = "decontaminate: shares words with {}"
+OVERLAP_REASON: Final = "decontaminate: shares words with {}"
 
-_PIECE = 1 << 20
-_SPACE = re.compile(r"\s")
+_CHUNK_CHARACTERS = 1 << 20
+_SPACE_PATTERN = re.compile(r"\s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decontaminate:
+class DecontaminationSettings:
     """Which evaluation sets a document may share nothing with.
 
     Attributes:
@@ -45,22 +45,22 @@ class Decontaminate:
     index: str | None = None
 
     def __post_init__(self) -> None:
-        problems = set_wholes(self, {"words": (1, 64), "min_words": (1, 64)})
+        problems = coerce_int_fields(self, {"words": (1, 64), "min_words": (1, 64)})
         named = isinstance(self.sets, dict) and all(map(is_text, [*self.sets, *self.sets.values()]))
-        if not named or not 1 <= len(self.sets) <= MOST_SETS:
+        if not named or not 1 <= len(self.sets) <= MAX_SETS:
             problems.append(
-                f"sets: {shown(self.sets)} names no evaluation set; give a name and a file for each, "
+                f"sets: {quote_value(self.sets)} names no evaluation set; give a name and a file for each, "
                 "such as {gsm8k: evaluation/gsm8k.jsonl}, in a recipe file (--recipe)"
             )
         raise_problems(problems)
 
 
-def reasons(settings: Decontaminate) -> tuple[str, ...]:
+def list_overlap_reasons(settings: DecontaminationSettings) -> tuple[str, ...]:
     """Every reason this step may give: one a set."""
-    return tuple(map(OVERLAP.format, settings.sets))
+    return tuple(map(OVERLAP_REASON.format, settings.sets))
 
 
-def make(settings: Decontaminate) -> Clean:
+def make_decontamination_step(settings: DecontaminationSettings) -> CleanFunction:
     """The step that drops what shares words with a set and leaves the rest as it is.
 
     The index is mapped, not read: workers share its pages.
@@ -71,47 +71,47 @@ def make(settings: Decontaminate) -> Clean:
     if settings.index is None:
         raise InputError(
             "decontaminate: there is no index of the evaluation sets yet; make one with "
-            "batchloom.preparation.settings.with_index(settings, folder)."
+            "batchloom.preparation.settings.build_overlap_index(settings, folder)."
         )
-    return functools.partial(_clean, load_index(settings.index))
+    return functools.partial(_clean_text, load_index(settings.index))
 
 
-def against(overlap: Overlap) -> Clean:
-    """The step of :func:`make` with an index that is at hand."""
-    return functools.partial(_clean, overlap)
+def make_step_with_index(overlap: OverlapIndex) -> CleanFunction:
+    """The step of :func:`make_decontamination_step` with an index that is at hand."""
+    return functools.partial(_clean_text, overlap)
 
 
-def _clean(overlap: Overlap, text: str) -> str | Drop:
+def _clean_text(overlap: OverlapIndex, text: str) -> str | DroppedText:
     """Piece by piece, each with the last words of those before it."""
     most = overlap.lengths[-1] - 1
     words, seen = np.zeros(0, np.uint64), 0
-    for piece in _pieces(text):
+    for piece in _iter_chunks(text):
         carry = words[max(0, len(words) - most) :]
         seen += len(words) - len(carry)
-        words = np.concatenate((carry, word_hashes(piece)))
+        words = np.concatenate((carry, hash_words(piece)))
         found = overlap.first(words)
         if found:
             at, n, entry = found
-            return _drop(overlap, entry, _words_at(text, seen + at, n))
+            return _make_drop(overlap, entry, _read_words_at(text, seen + at, n))
     return text
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _iter_chunks(text: str) -> Iterator[str]:
     """A text cut at white space, so that the words of a large one are not all held at once."""
     start = 0
     while start < len(text):
-        space = _SPACE.search(text, start + _PIECE)
+        space = _SPACE_PATTERN.search(text, start + _CHUNK_CHARACTERS)
         stop = space.start() if space else len(text)
         yield text[start:stop]
         start = stop
 
 
-def _words_at(text: str, start: int, count: int) -> list[str]:
-    words = chain.from_iterable(map(normal_words, _pieces(text)))
+def _read_words_at(text: str, start: int, count: int) -> list[str]:
+    words = chain.from_iterable(map(split_normal_words, _iter_chunks(text)))
     return list(islice(words, start, start + count))
 
 
-def _drop(overlap: Overlap, entry: int, words: list[str]) -> Drop:
+def _make_drop(overlap: OverlapIndex, entry: int, words: list[str]) -> DroppedText:
     name = overlap.names[int(overlap.sets[entry])]
     place = f"record {int(overlap.records[entry]) + 1:,} of {name}"
-    return Drop(OVERLAP.format(name), f"{place}: {' '.join(words)!r}")
+    return DroppedText(OVERLAP_REASON.format(name), f"{place}: {' '.join(words)!r}")

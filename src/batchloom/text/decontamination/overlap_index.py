@@ -18,22 +18,22 @@ import numpy.typing as npt
 import xxhash
 
 from batchloom.core.errors import InputError
-from batchloom.text.decontamination.ngrams import Grams, Places, word_hashes
+from batchloom.text.decontamination.ngrams import NgramHashes, WordPositions, hash_words
 from batchloom.text.quality import U64
 
-MOST_SETS = 1 << 16
+MAX_SETS = 1 << 16
 
 _MAGIC, _VERSION, _ALIGN = b"BLOVERLP", 1, 64
-_TYPES = ("<u8", "<u4", "<u2", "<u8", "u1")
+_ARRAY_DTYPES = ("<u8", "<u4", "<u2", "<u8", "u1")
 # Of the beginnings that no set has, one in 32 finds its bit set and is looked for.
-_BITS_A_BEGINNING = 32
+_BITS_PER_PREFIX = 32
 # Records whose n-grams are gathered before they are sorted into the others.
-_PENDING = 1 << 16
+_MAX_PENDING = 1 << 16
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class OverlapIndex:
     """N-grams of evaluation sets; read with :meth:`hits`.
 
     Attributes:
@@ -67,25 +67,25 @@ class Overlap:
         Returns:
             Its first word, its number of words and its entry here.
         """
-        grams = Grams(words)
+        grams = NgramHashes(words)
         at, best = self._begun(grams), None
         if not len(at):
             return None
         for n in reversed(self.lengths):
             fit = at[at <= len(words) - n]
-            entries = _entry(self.hashes, grams.numbers(n, fit))
+            entries = _search_sorted(self.hashes, grams.numbers(n, fit))
             hits = np.flatnonzero(entries >= 0)
             if len(hits) and (best is None or fit[hits[0]] < best[0]):
                 best = (int(fit[hits[0]]), n, int(entries[hits[0]]))
         return best
 
-    def _begun(self, grams: Grams) -> Places:
+    def _begun(self, grams: NgramHashes) -> WordPositions:
         """Where beginnings stand."""
         numbers = grams.numbers(self.probe, grams.places(self.probe))
-        places = numbers >> np.uint64(64 - _log2(self.bits))
+        places = numbers >> np.uint64(64 - _read_log2(self.bits))
         found = self.bits[places >> np.uint64(3)] >> (places & np.uint64(7)).astype(np.uint8)
         at = np.flatnonzero(found & 1)
-        return at[_entry(self.beginnings, numbers[at]) >= 0] if len(at) else at
+        return at[_search_sorted(self.beginnings, numbers[at]) >= 0] if len(at) else at
 
     def pieces(self) -> Iterator[bytes]:
         """The bytes of its file."""
@@ -100,9 +100,9 @@ class Overlap:
         }
         text = json.dumps(told).encode()
         yield struct.pack("<8sII48x", _MAGIC, _VERSION, len(text))
-        yield _padded(text)
-        for array, kind in zip(self._arrays(), _TYPES, strict=True):
-            yield _padded(np.ascontiguousarray(array, kind).tobytes())
+        yield _pad_bytes(text)
+        for array, kind in zip(self._arrays(), _ARRAY_DTYPES, strict=True):
+            yield _pad_bytes(np.ascontiguousarray(array, kind).tobytes())
 
     def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
         return self.hashes, self.records, self.sets, self.beginnings, self.bits
@@ -110,7 +110,7 @@ class Overlap:
 
 def build_index(
     sets: Mapping[str, Iterable[Sequence[str]]], *, words: int = 13, min_words: int = 8
-) -> Overlap:
+) -> OverlapIndex:
     """The index of evaluation sets.
 
     Of each record the n-grams of ``words`` words are taken across its fields, written one after
@@ -125,44 +125,44 @@ def build_index(
         InputError: a set holds nothing that could be looked for.
     """
     probe = min(words, min_words)
-    pending: list[_Entries] = []
+    pending: list[_NgramEntries] = []
     lengths: set[int] = set()
     for number, (name, records) in enumerate(sets.items()):
         empty = True
         for record, fields in enumerate(records):
-            for n, grams, at in _of_record(fields, words, min_words):
+            for n, grams, at in _iter_record_ngrams(fields, words, min_words):
                 lengths.add(n)
                 owner = np.full(len(at), record, np.uint32), np.full(len(at), number, np.uint16)
                 pending.append((grams.numbers(n, at), *owner, grams.numbers(probe, at)))
                 empty = False
-            if len(pending) > _PENDING:
-                pending = [_merged(pending)]
+            if len(pending) > _MAX_PENDING:
+                pending = [_merge_entries(pending)]
         if empty:
             raise InputError(
                 f"The evaluation set {name!r} holds no text of {probe} words or more; "
                 "name the file of its records."
             )
-    return _indexed(tuple(sets), probe, tuple(sorted(lengths)), _merged(pending))
+    return _build_from_entries(tuple(sets), probe, tuple(sorted(lengths)), _merge_entries(pending))
 
 
-def _of_record(
+def _iter_record_ngrams(
     fields: Sequence[str], words: int, least: int
-) -> Iterator[tuple[int, Grams, Places]]:
-    split = [word_hashes(text) for text in fields]
-    joined = Grams(np.concatenate([np.zeros(0, np.uint64), *split]))
+) -> Iterator[tuple[int, NgramHashes, WordPositions]]:
+    split = [hash_words(text) for text in fields]
+    joined = NgramHashes(np.concatenate([np.zeros(0, np.uint64), *split]))
     whole = joined.places(words)
     if len(whole):
         yield words, joined, whole
     for one in split:
         if least <= len(one) < words:
-            yield len(one), Grams(one), np.zeros(1, np.int64)
+            yield len(one), NgramHashes(one), np.zeros(1, np.int64)
 
 
 # Hashes, records, sets and the hashes of the beginnings.
-_Entries = tuple[U64, npt.NDArray[np.uint32], npt.NDArray[np.uint16], U64]
+_NgramEntries = tuple[U64, npt.NDArray[np.uint32], npt.NDArray[np.uint16], U64]
 
 
-def _merged(parts: list[_Entries]) -> _Entries:
+def _merge_entries(parts: list[_NgramEntries]) -> _NgramEntries:
     """Sorted by hash, the first of equal ones."""
     every = np.concatenate([part[0] for part in parts])
     _, kept = np.unique(every, return_index=True)
@@ -172,22 +172,24 @@ def _merged(parts: list[_Entries]) -> _Entries:
     return every[kept], records[kept], sets[kept], probes[kept]
 
 
-def _indexed(
-    names: tuple[str, ...], probe: int, lengths: tuple[int, ...], entries: _Entries
-) -> Overlap:
+def _build_from_entries(
+    names: tuple[str, ...], probe: int, lengths: tuple[int, ...], entries: _NgramEntries
+) -> OverlapIndex:
     every, records, sets, probes = entries
     probes = np.unique(probes)
-    log2 = max(10, (len(probes) * _BITS_A_BEGINNING - 1).bit_length())
+    log2 = max(10, (len(probes) * _BITS_PER_PREFIX - 1).bit_length())
     bits = np.zeros(1 << log2, np.bool_)
     bits[probes >> np.uint64(64 - log2)] = True
     packed = np.packbits(bits, bitorder="little")
     digest = xxhash.xxh3_128(json.dumps([names, probe, lengths]).encode())
-    for array, kind in zip(entries[:3], _TYPES, strict=False):
+    for array, kind in zip(entries[:3], _ARRAY_DTYPES, strict=False):
         digest.update(np.ascontiguousarray(array, kind).tobytes())
-    return Overlap(names, probe, lengths, every, records, sets, probes, packed, digest.hexdigest())
+    return OverlapIndex(
+        names, probe, lengths, every, records, sets, probes, packed, digest.hexdigest()
+    )
 
 
-def load_index(path: str) -> Overlap:
+def load_index(path: str) -> OverlapIndex:
     """The index of a file, mapped.
 
     Raises:
@@ -201,14 +203,14 @@ def load_index(path: str) -> Overlap:
             told = json.loads(file.read(size))
             file.seek(0, 2)
             whole = file.tell()
-        at, arrays = _ALIGN + _up(size), []
+        at, arrays = _ALIGN + _round_up(size), []
         counts = (told["hashes"],) * 3 + (told["beginnings"], told["bits"] // 8)
-        for kind, count in zip(_TYPES, counts, strict=True):
+        for kind, count in zip(_ARRAY_DTYPES, counts, strict=True):
             bytes_ = count * np.dtype(kind).itemsize
             if at + bytes_ > whole:
                 raise InputError(f"{path} is cut off at byte {whole:,}; make the index again.")
-            arrays.append(_mapped(path, kind, at, count))
-            at += _up(bytes_)
+            arrays.append(_map_array(path, kind, at, count))
+            at += _round_up(bytes_)
     except (struct.error, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise
@@ -218,28 +220,28 @@ def load_index(path: str) -> Overlap:
     names, lengths = tuple(told["names"]), tuple(told["lengths"])
     every, records, sets, beginnings, bits = arrays
     probe, fingerprint = told["probe"], told["fingerprint"]
-    return Overlap(names, probe, lengths, every, records, sets, beginnings, bits, fingerprint)
+    return OverlapIndex(names, probe, lengths, every, records, sets, beginnings, bits, fingerprint)
 
 
-def _mapped(path: str, kind: str, at: int, count: int) -> npt.NDArray[Any]:
+def _map_array(path: str, kind: str, at: int, count: int) -> npt.NDArray[Any]:
     if not count:
         return np.zeros(0, kind)
     return np.asarray(np.memmap(path, kind, "r", at, (count,)))
 
 
-def _entry(ordered: U64, numbers: U64) -> Places:
+def _search_sorted(ordered: U64, numbers: U64) -> WordPositions:
     """Where each number stands in sorted ones, of which there are some; -1 where it does not."""
     entries = np.minimum(np.searchsorted(ordered, numbers), len(ordered) - 1)
     return np.where(ordered[entries] == numbers, entries, -1)
 
 
-def _log2(bits: npt.NDArray[np.uint8]) -> int:
+def _read_log2(bits: npt.NDArray[np.uint8]) -> int:
     return (len(bits) * 8).bit_length() - 1
 
 
-def _up(size: int) -> int:
+def _round_up(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
 
 
-def _padded(raw: bytes) -> bytes:
-    return raw + bytes(_up(len(raw)) - len(raw))
+def _pad_bytes(raw: bytes) -> bytes:
+    return raw + bytes(_round_up(len(raw)) - len(raw))

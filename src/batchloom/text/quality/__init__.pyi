@@ -1,2 +1,2 @@
-from .c4 import bad_words as bad_words
+from .c4 import read_bad_words as read_bad_words
 from .word_statistics import U64 as U64

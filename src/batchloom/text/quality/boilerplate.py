@@ -5,41 +5,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.settings import raise_problems, set_wholes
-from batchloom.text.steps import Clean
+from batchloom.core.settings import coerce_int_fields, raise_problems
+from batchloom.text.steps import CleanFunction
 
-Kind = Literal["policies", "javascript", "navigation", "counters"]
+BoilerplateKind = Literal["policies", "javascript", "navigation", "counters"]
 
 # Raffel et al. 2020 (C4): lines that hold one of these are notices of policies.
-_POLICIES = (
+_POLICY_PHRASES = (
     *("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies"),
     "use cookies",
 )
 # Here a line must also ask for something: texts about the language name it all the time.
-_JAVASCRIPT = re.compile(
+_JAVASCRIPT_PATTERN = re.compile(
     r"javascript (?:is|must be|needs to be|has been|seems to be) (?:currently )?(?:disabled|enabled|required|turned)"
     r"|(?:enable|requires?|turn on|without|activate) javascript"
     r"|javascript (?:disabled|required)"
 )
 # Penedo et al. 2023 (RefinedWeb), the rules of lines in its appendix: short lines that begin or
 # end so or hold so, each here with a word more, as wrapped prose has lines that begin with "sign in".
-_FIRST = re.compile(
+_LINE_START_PATTERN = re.compile(
     r"(?:(?:sign|log)[ -]?in|sign[ -]?up) (?:to (?:your|comment|reply|post|leave|continue|view|see)|or|with|now|here)\b"
     r"|skip to (?:main |primary |page |the )?(?:content|navigation|search|footer|menu)\b"
     r"|(?:share|post) (?:this )?(?:on|via|to|with) (?:facebook|twitter|x|linkedin|pinterest|whatsapp|reddit|email)\b"
     r"|follow us on\b"
 )
-_LAST = re.compile(
+_LINE_END_PATTERN = re.compile(
     r"(?:Read|READ) (?:more|More|MORE)|(?:Continue|CONTINUE) (?:reading|Reading|READING)"
 )
-_WITHIN = re.compile(r"\bitems? in (?:your )?cart\b")
-_SHORT = 10
-_COUNTER = (
+_LINE_INNER_PATTERN = re.compile(r"\bitems? in (?:your )?cart\b")
+_SHORT_LINE_WORDS = 10
+_COUNTER_REGEX = (
     r"[0-9][0-9.,]*+ ?[km]?+ ?"
     r"(?:likes?|shares?|comments?|replies|reply|views?|followers?|retweets?|upvotes?|reactions?|reads?)"
 )
 # Whole lines: what menus, footers and buttons of pages say; nothing that is a line of a program.
-_NAVIGATION = frozenset(
+_NAVIGATION_LINES = frozenset(
     (
         *("about us", "accept all", "accept all cookies", "accept cookies", "add to cart"),
         *(
@@ -95,11 +95,11 @@ _NAVIGATION = frozenset(
         ),
     )
 )
-_COUNTER_LINE = re.compile(rf"(?:{_COUNTER})[^\w\n]*+(?=\n|\Z)")
+_COUNTER_LINE = re.compile(rf"(?:{_COUNTER_REGEX})[^\w\n]*+(?=\n|\Z)")
 # How a line of the two kinds begins, from the line end before it.
-_BEGINNING = re.compile(rf"\n[^\w\n]*+(?:{_FIRST.pattern}|{_COUNTER_LINE.pattern})")
-_NO_WORD = re.compile(r"[^\w\n]*+")
-_WORD = re.compile(r"\w")
+_BEGINNING = re.compile(rf"\n[^\w\n]*+(?:{_LINE_START_PATTERN.pattern}|{_COUNTER_LINE.pattern})")
+_NON_WORD = re.compile(r"[^\w\n]*+")
+_WORD_CHARACTER = re.compile(r"\w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,21 +114,21 @@ class BoilerplateSettings:
         lines: further whole lines that go, whatever their case.
     """
 
-    kinds: tuple[Kind, ...] = ("policies", "javascript", "navigation", "counters")
+    kinds: tuple[BoilerplateKind, ...] = ("policies", "javascript", "navigation", "counters")
     most_words: int = 40
     lines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        raise_problems(set_wholes(self, {"most_words": (1, 1 << 30)}))
+        raise_problems(coerce_int_fields(self, {"most_words": (1, 1 << 30)}))
 
 
-def make(settings: BoilerplateSettings) -> Clean:
+def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
     """The step as a function."""
     kinds, most = frozenset(settings.kinds), settings.most_words
     wholes = frozenset(line.strip().lower() for line in settings.lines) - {""}
     if "navigation" in kinds:
-        wholes |= _NAVIGATION
-    parts = _parts(kinds)
+        wholes |= _NAVIGATION_LINES
+    parts = _list_required_substrings(kinds)
     begins = bool(kinds & {"navigation", "counters"})
 
     def is_boilerplate(line: str) -> bool:
@@ -143,16 +143,16 @@ def make(settings: BoilerplateSettings) -> Clean:
             while at >= 0:
                 places.add(at)
                 at = lowered.find(part, at + len(part))
-        numbers = _line_numbers(lowered, places) if places else set[int]()
+        numbers = _find_line_numbers(lowered, places) if places else set[int]()
         lines = lowered.split("\n")
         if not wholes.isdisjoint(map(str.strip, lines)):
             numbers |= {number for number, line in enumerate(lines) if line.strip() in wholes}
-        return _without(text, numbers, is_boilerplate) if numbers else text
+        return _remove_boilerplate_lines(text, numbers, is_boilerplate) if numbers else text
 
     return clean
 
 
-def _line_numbers(text: str, places: set[int]) -> set[int]:
+def _find_line_numbers(text: str, places: set[int]) -> set[int]:
     """The lines, counted from 0, in which these places are."""
     numbers, number, last = set(), 0, 0
     for place in sorted(places):
@@ -162,7 +162,7 @@ def _line_numbers(text: str, places: set[int]) -> set[int]:
     return numbers
 
 
-def _without(text: str, numbers: set[int], judge: Callable[[str], bool]) -> str:
+def _remove_boilerplate_lines(text: str, numbers: set[int], judge: Callable[[str], bool]) -> str:
     """The text without those of these lines that are boilerplate."""
     lines = text.split("\n")
     gone = {number for number in numbers if judge(lines[number])}
@@ -171,7 +171,7 @@ def _without(text: str, numbers: set[int], judge: Callable[[str], bool]) -> str:
     return "\n".join([line for number, line in enumerate(lines) if number not in gone])
 
 
-def _parts(kinds: frozenset[str]) -> tuple[str, ...]:
+def _list_required_substrings(kinds: frozenset[str]) -> tuple[str, ...]:
     """What a text must hold one of to have a line of the other rules: few, as each is searched for."""
     parts: tuple[str, ...] = ()
     if "policies" in kinds:
@@ -189,25 +189,32 @@ def _is_boilerplate(line: str, wholes: frozenset[str], kinds: frozenset[str], mo
         return False
     if lowered in wholes:
         return True
-    words = len(lowered.split(maxsplit=max(most, _SHORT)))
-    if words <= _SHORT and _is_button(line, lowered, kinds):
+    words = len(lowered.split(maxsplit=max(most, _SHORT_LINE_WORDS)))
+    if words <= _SHORT_LINE_WORDS and _is_button(line, lowered, kinds):
         return True
     if words > most:
         return False
-    if "policies" in kinds and any(part in lowered for part in _POLICIES):
+    if "policies" in kinds and any(part in lowered for part in _POLICY_PHRASES):
         return True
-    return "javascript" in kinds and "javascript" in lowered and bool(_JAVASCRIPT.search(lowered))
+    return (
+        "javascript" in kinds
+        and "javascript" in lowered
+        and bool(_JAVASCRIPT_PATTERN.search(lowered))
+    )
 
 
 def _is_button(line: str, lowered: str, kinds: frozenset[str]) -> bool:
     """Whether a short line is a counter, an invitation or the end of a teaser."""
-    start = _NO_WORD.match(lowered).end()  # type: ignore[union-attr]  # matches nothing, too
+    start = _NON_WORD.match(lowered).end()  # type: ignore[union-attr]  # matches nothing, too
     if "counters" in kinds and _COUNTER_LINE.match(lowered, start):
         return True
     if "navigation" not in kinds:
         return False
     return bool(
-        _FIRST.match(lowered, start)
-        or _WITHIN.search(lowered)
-        or any(not _WORD.search(line, last.end()) for last in _LAST.finditer(line))
+        _LINE_START_PATTERN.match(lowered, start)
+        or _LINE_INNER_PATTERN.search(lowered)
+        or any(
+            not _WORD_CHARACTER.search(line, last.end())
+            for last in _LINE_END_PATTERN.finditer(line)
+        )
     )

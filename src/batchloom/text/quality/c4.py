@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from typing import Final
 
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import because, nearest_path, read_regular
-from batchloom.core.settings import is_text, raise_problems, shown
-from batchloom.text.english_words import sentences
-from batchloom.text.quality.rule_limits import limit_problems
-from batchloom.text.steps import Clean, Drop
+from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
+from batchloom.core.settings import is_text, quote_value, raise_problems
+from batchloom.text.english_words import count_sentences
+from batchloom.text.quality.rule_limits import find_limit_problems
+from batchloom.text.steps import CleanFunction, DroppedText
 
 LOREM_IPSUM: Final = "c4: lorem ipsum"
 CURLY_BRACKET: Final = "c4: curly bracket"
 FEW_SENTENCES: Final = "c4: too few sentences"
 FEW_PARAGRAPHS: Final = "c4: too few long paragraphs"
 BAD_WORD: Final = "c4: bad word"
-REASONS: Final = (LOREM_IPSUM, CURLY_BRACKET, FEW_SENTENCES, FEW_PARAGRAPHS, BAD_WORD)
+C4_REASONS: Final = (LOREM_IPSUM, CURLY_BRACKET, FEW_SENTENCES, FEW_PARAGRAPHS, BAD_WORD)
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
-_ENDS = (".", "?", "!", '"', "'")
-_POLICIES = (
+_TERMINAL_PUNCTUATION = (".", "?", "!", '"', "'")
+_POLICY_PHRASES = (
     *("terms of use", "privacy policy", "cookie policy"),
     *("uses cookies", "use of cookies", "use cookies"),
 )
-_LOREM, _JAVASCRIPT = "lorem ipsum", "javascript"
-_MOST_LIST_BYTES = 16 << 20
+_LOREM_PHRASE, _JAVASCRIPT_WORD = "lorem ipsum", "javascript"
+_MAX_LIST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class C4:
         min_paragraphs: of mC4, 3 there: a document of fewer lines of at least ``long_paragraph``
             is dropped.
         long_paragraph: in characters.
-        bad_words: path of a list, one word or phrase in lower case a line; a document that holds
+        read_bad_words: path of a list, one word or phrase in lower case a line; a document that holds
             one between characters that are no letters, digits or ``_`` is dropped.
     """
 
@@ -77,40 +77,44 @@ class C4:
             *("remove_citations", "terminal_punctuation", "lorem_ipsum", "javascript"),
             *("curly_bracket", "policy"),
         )
-        problems = limit_problems(self, whole=wholes, size=("long_paragraph",), switch=switches)
+        problems = find_limit_problems(
+            self, whole=wholes, size=("long_paragraph",), switch=switches
+        )
         if self.bad_words is not None and not is_text(self.bad_words):
-            problems.append(f"bad_words: {shown(self.bad_words)} is not the path of a list")
+            problems.append(f"bad_words: {quote_value(self.bad_words)} is not the path of a list")
         raise_problems(problems)
 
 
-def make(settings: C4) -> Clean:
+def make_c4_step(settings: C4) -> CleanFunction:
     """The step that leaves lines out and drops what breaks a rule.
 
     Raises:
         InputError: the list of bad words cannot be read, or holds none.
     """
     if settings.bad_words is None:
-        return functools.partial(_clean, settings, _none_found)
-    return functools.partial(_clean, settings, _finder(bad_words(settings.bad_words)))
+        return functools.partial(_clean_text, settings, _find_nothing)
+    return functools.partial(
+        _clean_text, settings, _make_bad_word_finder(read_bad_words(settings.bad_words))
+    )
 
 
-def bad_words(path: str) -> tuple[str, ...]:
+def read_bad_words(path: str) -> tuple[str, ...]:
     """The words of a list, in order and each once."""
     try:
-        text = read_regular(path, _MOST_LIST_BYTES).decode("utf-8-sig")
+        text = read_regular_file(path, _MAX_LIST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"bad_words: {path} is not UTF-8; save it as UTF-8 text") from error
     except FileNotFoundError as error:
-        raise InputMissingError(f"bad_words: {path} does not exist{nearest_path(path)}") from error
+        raise InputMissingError(f"bad_words: {path} does not exist{suggest_path(path)}") from error
     except OSError as error:
-        raise InputError(f"bad_words: {path} cannot be read: {because(error)}") from error
+        raise InputError(f"bad_words: {path} cannot be read: {describe_os_error(error)}") from error
     found = tuple(dict.fromkeys(filter(None, map(str.strip, text.splitlines()))))
     if not found:
         raise InputError(f"bad_words: {path} holds no word; give one a line")
     return found
 
 
-def _finder(found: tuple[str, ...]) -> Callable[[str], str | None]:
+def _make_bad_word_finder(found: tuple[str, ...]) -> Callable[[str], str | None]:
     """What gives the first bad word of a text in lower case.
 
     At each place the longest is tried first, which changes no verdict.
@@ -125,23 +129,25 @@ def _finder(found: tuple[str, ...]) -> Callable[[str], str | None]:
     return find
 
 
-def _none_found(text: str) -> None:  # noqa: ARG001  the seam of a finder
+def _find_nothing(text: str) -> None:  # noqa: ARG001  the seam of a finder
     return None
 
 
-def _clean(settings: C4, bad_word: Callable[[str], str | None], text: str) -> str | Drop:
-    kept = _kept_lines(settings, text)
-    if isinstance(kept, Drop):
+def _clean_text(
+    settings: C4, bad_word: Callable[[str], str | None], text: str
+) -> str | DroppedText:
+    kept = _filter_lines(settings, text)
+    if isinstance(kept, DroppedText):
         return kept
     if settings.min_sentences is not None:
         count = 0
         for line in kept:
-            count += sentences(line, settings.min_sentences - count)
+            count += count_sentences(line, settings.min_sentences - count)
             if count >= settings.min_sentences:
                 break
         if count < settings.min_sentences:
             asked = f"at least {settings.min_sentences:,}"
-            return Drop(FEW_SENTENCES, f"{count:,} in {len(kept):,} lines, {asked}")
+            return DroppedText(FEW_SENTENCES, f"{count:,} in {len(kept):,} lines, {asked}")
     left = "\n".join(kept).strip()
     # The same object, where nothing changed.
     text = text if left == text else left
@@ -149,53 +155,57 @@ def _clean(settings: C4, bad_word: Callable[[str], str | None], text: str) -> st
         long = sum(len(line) >= settings.long_paragraph for line in text.split("\n"))
         if long < settings.min_paragraphs:
             asked = f"at least {settings.min_paragraphs:,}"
-            return Drop(
+            return DroppedText(
                 FEW_PARAGRAPHS, f"{long:,} of {settings.long_paragraph:,} characters, {asked}"
             )
     word = bad_word(text.lower())
-    return text if word is None else Drop(BAD_WORD, repr(word))
+    return text if word is None else DroppedText(BAD_WORD, repr(word))
 
 
-def _kept_lines(settings: C4, text: str) -> list[str] | Drop:
+def _filter_lines(settings: C4, text: str) -> list[str] | DroppedText:
     """The lines that stay, or why the document does not."""
     kept: list[str] = []
     spoken = (_CITATION.sub("", text) if settings.remove_citations else text).lower()
-    speaks = any(map(spoken.__contains__, (_LOREM, _JAVASCRIPT, *_POLICIES)))
+    speaks = any(map(spoken.__contains__, (_LOREM_PHRASE, _JAVASCRIPT_WORD, *_POLICY_PHRASES)))
     for raw in text.splitlines():
-        line = _shaped(settings, raw.strip())
+        line = _normalize_line(settings, raw.strip())
         if line is None:
             continue
-        verdict = _said(settings, line) if speaks or "{" in line else None
-        if isinstance(verdict, Drop):
+        verdict = _check_line(settings, line) if speaks or "{" in line else None
+        if isinstance(verdict, DroppedText):
             return verdict
         if verdict is None:
             kept.append(line)
     return kept
 
 
-def _shaped(settings: C4, line: str) -> str | None:
+def _normalize_line(settings: C4, line: str) -> str | None:
     """The line without citations; None where it does not look like a sentence."""
     most, least = settings.max_word_length, settings.min_words
     if most is not None and len(line) > most and max(map(len, line.split()), default=0) > most:
         return None
     cited = _CITATION.sub("", line) if settings.remove_citations and "[" in line else line
-    if settings.terminal_punctuation and (not cited.endswith(_ENDS) or cited.endswith("...")):
+    if settings.terminal_punctuation and (
+        not cited.endswith(_TERMINAL_PUNCTUATION) or cited.endswith("...")
+    ):
         return None
     return None if least and len(line.split(None, least - 1)) < least else cited
 
 
-def _said(settings: C4, line: str) -> Drop | str | None:
+def _check_line(settings: C4, line: str) -> DroppedText | str | None:
     """Why the document goes; or what the line goes for; or None where it stays."""
     lowered = line.lower()
-    if settings.lorem_ipsum and _LOREM in lowered:
-        return Drop(LOREM_IPSUM, _around(lowered, _LOREM))
-    if settings.javascript and _JAVASCRIPT in lowered:
-        return _JAVASCRIPT
+    if settings.lorem_ipsum and _LOREM_PHRASE in lowered:
+        return DroppedText(LOREM_IPSUM, _make_snippet(lowered, _LOREM_PHRASE))
+    if settings.javascript and _JAVASCRIPT_WORD in lowered:
+        return _JAVASCRIPT_WORD
     if settings.curly_bracket and "{" in line:
-        return Drop(CURLY_BRACKET, _around(line, "{"))
-    return next((policy for policy in _POLICIES if settings.policy and policy in lowered), None)
+        return DroppedText(CURLY_BRACKET, _make_snippet(line, "{"))
+    return next(
+        (policy for policy in _POLICY_PHRASES if settings.policy and policy in lowered), None
+    )
 
 
-def _around(line: str, what: str) -> str:
+def _make_snippet(line: str, what: str) -> str:
     at = line.index(what)
     return repr(line[max(0, at - 20) : at + len(what) + 20])

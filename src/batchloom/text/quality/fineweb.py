@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from batchloom.core.settings import raise_problems
-from batchloom.text.english_words import english
-from batchloom.text.quality.repetition import duplicates
-from batchloom.text.quality.rule_limits import limit_problems
-from batchloom.text.quality.word_statistics import measured
-from batchloom.text.steps import Clean, Drop
+from batchloom.text.english_words import load_english_tables
+from batchloom.text.quality.repetition import count_duplicates
+from batchloom.text.quality.rule_limits import find_limit_problems
+from batchloom.text.quality.word_statistics import compute_word_statistics
+from batchloom.text.steps import CleanFunction, DroppedText
 
-EMPTY: Final = "fineweb: empty"
+FINEWEB_EMPTY: Final = "fineweb: empty"
 FEW_ENDS: Final = "fineweb: too few lines end with punctuation"
 SHORT_LINES: Final = "fineweb: too many short lines"
 DUPLICATES: Final = "fineweb: too many characters in duplicate lines"
 NEWLINES: Final = "fineweb: too many newlines"
-REASONS: Final = (EMPTY, FEW_ENDS, SHORT_LINES, DUPLICATES, NEWLINES)
+FINEWEB_REASONS: Final = (FINEWEB_EMPTY, FEW_ENDS, SHORT_LINES, DUPLICATES, NEWLINES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class FineWeb:
 
     def __post_init__(self) -> None:
         shares = ("min_ended_lines", "max_short_lines", "max_duplicate_characters")
-        problems = limit_problems(
+        problems = find_limit_problems(
             self,
             size=("short_line",),
             number=("max_newlines",),
@@ -54,51 +54,51 @@ class FineWeb:
         raise_problems(problems)
 
 
-def make(settings: FineWeb) -> Clean:
+def make_fineweb_step(settings: FineWeb) -> CleanFunction:
     """The step that drops what breaks a rule and leaves the rest as it is."""
-    return functools.partial(_clean, settings)
+    return functools.partial(_clean_text, settings)
 
 
-def _clean(settings: FineWeb, text: str) -> str | Drop:
+def _clean_text(settings: FineWeb, text: str) -> str | DroppedText:
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if not lines:
-        return Drop(EMPTY, "no line that is not blank")
-    return _ends(settings, lines) or _repeats(settings, lines, text) or text
+        return DroppedText(FINEWEB_EMPTY, "no line that is not blank")
+    return _check_line_ends(settings, lines) or _check_repeated_lines(settings, lines, text) or text
 
 
-def _ends(settings: FineWeb, lines: list[str]) -> Drop | None:
+def _check_line_ends(settings: FineWeb, lines: list[str]) -> DroppedText | None:
     if settings.min_ended_lines is not None:
-        marks = _terminal()
+        marks = _load_terminal_punctuation()
         ended = sum(line[-1] in marks for line in lines)
         spared = settings.spare_unended and not ended
         if ended / len(lines) < settings.min_ended_lines and not spared:
             asked = f"at least {settings.min_ended_lines:.0%}"
-            return Drop(FEW_ENDS, f"{ended:,} of {len(lines):,} lines, {asked}")
+            return DroppedText(FEW_ENDS, f"{ended:,} of {len(lines):,} lines, {asked}")
     if settings.max_short_lines is not None:
         short = sum(len(line) <= settings.short_line for line in lines)
         if short / len(lines) > settings.max_short_lines:
             asked = f"at most {settings.max_short_lines:.0%}"
-            return Drop(SHORT_LINES, f"{short:,} of {len(lines):,} lines, {asked}")
+            return DroppedText(SHORT_LINES, f"{short:,} of {len(lines):,} lines, {asked}")
     return None
 
 
-def _repeats(settings: FineWeb, lines: list[str], text: str) -> Drop | None:
+def _check_repeated_lines(settings: FineWeb, lines: list[str], text: str) -> DroppedText | None:
     newlines = text.count("\n")
     if settings.max_duplicate_characters is not None:
-        _, characters = duplicates(lines)
+        _, characters = count_duplicates(lines)
         size = len(text) - newlines
         if characters / size > settings.max_duplicate_characters:
             asked = f"at most {settings.max_duplicate_characters:.0%}"
             share = f"{characters / size:.1%} of {size:,} characters"
-            return Drop(DUPLICATES, f"{share}, {asked}")
+            return DroppedText(DUPLICATES, f"{share}, {asked}")
     if settings.max_newlines is not None and newlines:
-        count = len(measured(text))
+        count = len(compute_word_statistics(text))
         if newlines / count > settings.max_newlines:
             asked = f"at most {settings.max_newlines:g} a word"
-            return Drop(NEWLINES, f"{newlines:,} to {count:,} words, {asked}")
+            return DroppedText(NEWLINES, f"{newlines:,} to {count:,} words, {asked}")
     return None
 
 
 @functools.cache
-def _terminal() -> frozenset[str]:
-    return frozenset(english()["terminal_punctuation"])
+def _load_terminal_punctuation() -> frozenset[str]:
+    return frozenset(load_english_tables()["terminal_punctuation"])

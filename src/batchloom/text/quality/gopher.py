@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 
 from batchloom.core.settings import raise_problems
-from batchloom.text.quality.rule_limits import limit_problems
-from batchloom.text.quality.word_statistics import hash_of, measured
-from batchloom.text.steps import Clean, Drop
+from batchloom.text.quality.rule_limits import find_limit_problems
+from batchloom.text.quality.word_statistics import compute_word_statistics, hash_word
+from batchloom.text.steps import CleanFunction, DroppedText
 
 FEW_WORDS: Final = "gopher: too few words"
 MANY_WORDS: Final = "gopher: too many words"
@@ -25,7 +25,7 @@ BULLETS: Final = "gopher: too many lines begin with a bullet"
 ELLIPSIS_LINES: Final = "gopher: too many lines end with an ellipsis"
 FEW_LETTERS: Final = "gopher: too few words with a letter"
 FEW_STOP_WORDS: Final = "gopher: too few stop words"
-REASONS: Final = (
+GOPHER_REASONS: Final = (
     *(FEW_WORDS, MANY_WORDS, SHORT_WORDS, LONG_WORDS, HASHES, ELLIPSES),
     *(BULLETS, ELLIPSIS_LINES, FEW_LETTERS, FEW_STOP_WORDS),
 )
@@ -59,7 +59,7 @@ class Gopher:
 
     def __post_init__(self) -> None:
         raise_problems(
-            limit_problems(
+            find_limit_problems(
                 self,
                 whole=("min_words", "max_words", "min_stop_words"),
                 number=("min_word_length", "max_word_length", "max_symbols"),
@@ -69,78 +69,89 @@ class Gopher:
         )
 
 
-def make(settings: Gopher) -> Clean:
+def make_gopher_step(settings: Gopher) -> CleanFunction:
     """The step that drops what breaks a rule and leaves the rest as it is."""
-    return functools.partial(_clean, settings)
+    return functools.partial(_clean_text, settings)
 
 
-def _clean(settings: Gopher, text: str) -> str | Drop:
-    return _words(settings, text) or _symbols(settings, text) or _kinds(settings, text) or text
+def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
+    return (
+        _check_words(settings, text)
+        or _check_symbols(settings, text)
+        or _check_word_kinds(settings, text)
+        or text
+    )
 
 
-def _words(settings: Gopher, text: str) -> Drop | None:
-    found = measured(text)
+def _check_words(settings: Gopher, text: str) -> DroppedText | None:
+    found = compute_word_statistics(text)
     plain = ~found.symbols
     count = int(np.count_nonzero(plain))
     if settings.min_words is not None and count < settings.min_words:
-        return Drop(FEW_WORDS, f"{count:,} words, at least {settings.min_words:,}")
+        return DroppedText(FEW_WORDS, f"{count:,} words, at least {settings.min_words:,}")
     if settings.max_words is not None and count > settings.max_words:
-        return Drop(MANY_WORDS, f"{count:,} words, at most {settings.max_words:,}")
+        return DroppedText(MANY_WORDS, f"{count:,} words, at most {settings.max_words:,}")
     if not count:
         return None
     mean = int(found.lengths[plain].sum()) / count
     if settings.min_word_length is not None and mean < settings.min_word_length:
         detail = f"{mean:.2f} characters a word, at least {settings.min_word_length:g}"
-        return Drop(SHORT_WORDS, detail)
+        return DroppedText(SHORT_WORDS, detail)
     if settings.max_word_length is not None and mean > settings.max_word_length:
         detail = f"{mean:.2f} characters a word, at most {settings.max_word_length:g}"
-        return Drop(LONG_WORDS, detail)
+        return DroppedText(LONG_WORDS, detail)
     return None
 
 
-def _symbols(settings: Gopher, text: str) -> Drop | None:
-    count, most = len(measured(text)), settings.max_symbols
+def _check_symbols(settings: Gopher, text: str) -> DroppedText | None:
+    count, most = len(compute_word_statistics(text)), settings.max_symbols
     if most is not None and count:
         hashes, ellipses = text.count("#"), text.count("...") + text.count("…")
         if hashes / count > most:
-            return Drop(HASHES, f"{hashes:,} to {count:,} words, at most {most:g} a word")
+            return DroppedText(HASHES, f"{hashes:,} to {count:,} words, at most {most:g} a word")
         if ellipses / count > most:
-            return Drop(ELLIPSES, f"{ellipses:,} to {count:,} words, at most {most:g} a word")
-    return _lines(settings, text.splitlines())
+            return DroppedText(
+                ELLIPSES, f"{ellipses:,} to {count:,} words, at most {most:g} a word"
+            )
+    return _check_lines(settings, text.splitlines())
 
 
-def _lines(settings: Gopher, lines: list[str]) -> Drop | None:
+def _check_lines(settings: Gopher, lines: list[str]) -> DroppedText | None:
     if settings.max_bullet_lines is not None and lines:
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
         if bullets / len(lines) > settings.max_bullet_lines:
-            return Drop(BULLETS, _of_lines(bullets, len(lines), settings.max_bullet_lines))
+            return DroppedText(
+                BULLETS, _format_line_share(bullets, len(lines), settings.max_bullet_lines)
+            )
     if settings.max_ellipsis_lines is not None and lines:
         ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
         if ends / len(lines) > settings.max_ellipsis_lines:
-            return Drop(ELLIPSIS_LINES, _of_lines(ends, len(lines), settings.max_ellipsis_lines))
+            return DroppedText(
+                ELLIPSIS_LINES, _format_line_share(ends, len(lines), settings.max_ellipsis_lines)
+            )
     return None
 
 
-def _of_lines(count: int, every: int, most: float) -> str:
+def _format_line_share(count: int, every: int, most: float) -> str:
     return f"{count:,} of {every:,} lines, at most {most:.0%}"
 
 
-def _kinds(settings: Gopher, text: str) -> Drop | None:
-    found = measured(text)
+def _check_word_kinds(settings: Gopher, text: str) -> DroppedText | None:
+    found = compute_word_statistics(text)
     if settings.min_letter_words is not None and len(found):
         count = int(np.count_nonzero(found.letters))
         if count / len(found) < settings.min_letter_words:
             asked = f"at least {settings.min_letter_words:.0%}"
-            return Drop(FEW_LETTERS, f"{count:,} of {len(found):,} words, {asked}")
+            return DroppedText(FEW_LETTERS, f"{count:,} of {len(found):,} words, {asked}")
     if settings.min_stop_words is not None:
-        stops = _hashes(settings.stop_words)
+        stops = _hash_stop_words(settings.stop_words)
         count = sum(bool((found.hashes == stop).any()) for stop in stops)
         if count < settings.min_stop_words:
             asked = f"at least {settings.min_stop_words} of {', '.join(settings.stop_words)}"
-            return Drop(FEW_STOP_WORDS, f"{count} stop words, {asked}")
+            return DroppedText(FEW_STOP_WORDS, f"{count} stop words, {asked}")
     return None
 
 
 @functools.lru_cache(16)
-def _hashes(words: tuple[str, ...]) -> tuple[np.uint64, ...]:
-    return tuple(np.uint64(hash_of(word)[0]) for word in dict.fromkeys(words))
+def _hash_stop_words(words: tuple[str, ...]) -> tuple[np.uint64, ...]:
+    return tuple(np.uint64(hash_word(word)[0]) for word in dict.fromkeys(words))

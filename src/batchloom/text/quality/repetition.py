@@ -14,24 +14,29 @@ import numpy as np
 import numpy.typing as npt
 
 from batchloom.core.settings import raise_problems
-from batchloom.text.english_words import words
-from batchloom.text.quality.rule_limits import limit_problems, pairs_problems
-from batchloom.text.quality.word_statistics import SPACE, SPACE_POWER, U64, measured
-from batchloom.text.steps import Clean, Drop
+from batchloom.text.english_words import iter_words
+from batchloom.text.quality.rule_limits import find_limit_problems, find_pair_problems
+from batchloom.text.quality.word_statistics import (
+    SPACE_HASH,
+    SPACE_POWER,
+    U64,
+    compute_word_statistics,
+)
+from batchloom.text.steps import CleanFunction, DroppedText
 
-EMPTY: Final = "repetition: empty"
-PARAGRAPHS: Final = "repetition: duplicate paragraphs"
+REPETITION_EMPTY: Final = "repetition: empty"
+DUPLICATE_PARAGRAPHS: Final = "repetition: duplicate paragraphs"
 PARAGRAPH_CHARACTERS: Final = "repetition: characters in duplicate paragraphs"
-LINES: Final = "repetition: duplicate lines"
+DUPLICATE_LINES: Final = "repetition: duplicate lines"
 LINE_CHARACTERS: Final = "repetition: characters in duplicate lines"
-TOP_GRAM: Final = "repetition: most frequent {}-gram"
-DUPLICATE_GRAMS: Final = "repetition: duplicate {}-grams"
+TOP_NGRAM: Final = "repetition: most frequent {}-gram"
+DUPLICATE_NGRAMS: Final = "repetition: duplicate {}-grams"
 
 # A bound that may settle a verdict stays this far from the limit, for the sake of rounding.
 _MARGIN = 1 - 1e-9
 
-Ends = npt.NDArray[np.int64]
-Pairs = tuple[tuple[int | float, ...], ...]
+WordEnds = npt.NDArray[np.int64]
+NgramLimits = tuple[tuple[int | float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +56,8 @@ class Repetition:
     max_duplicate_paragraph_characters: float | None = 0.2
     max_duplicate_lines: float | None = 0.3
     max_duplicate_line_characters: float | None = 0.2
-    top_ngrams: Pairs = ((2, 0.2), (3, 0.18), (4, 0.16))
-    duplicate_ngrams: Pairs = (
+    top_ngrams: NgramLimits = ((2, 0.2), (3, 0.18), (4, 0.16))
+    duplicate_ngrams: NgramLimits = (
         *((5, 0.15), (6, 0.14), (7, 0.13)),
         *((8, 0.12), (9, 0.11), (10, 0.10)),
     )
@@ -62,75 +67,82 @@ class Repetition:
             *("max_duplicate_paragraphs", "max_duplicate_paragraph_characters"),
             *("max_duplicate_lines", "max_duplicate_line_characters"),
         )
-        problems = limit_problems(self, share=shares)
-        problems += pairs_problems("top_ngrams", self.top_ngrams)
-        raise_problems(problems + pairs_problems("duplicate_ngrams", self.duplicate_ngrams))
+        problems = find_limit_problems(self, share=shares)
+        problems += find_pair_problems("top_ngrams", self.top_ngrams)
+        raise_problems(problems + find_pair_problems("duplicate_ngrams", self.duplicate_ngrams))
 
 
-def reasons(settings: Repetition) -> tuple[str, ...]:
+def list_repetition_reasons(settings: Repetition) -> tuple[str, ...]:
     """Every reason this step may give."""
-    grams = [TOP_GRAM.format(n) for n, _ in settings.top_ngrams]
-    grams += [DUPLICATE_GRAMS.format(n) for n, _ in settings.duplicate_ngrams]
-    return (EMPTY, PARAGRAPHS, PARAGRAPH_CHARACTERS, LINES, LINE_CHARACTERS, *grams)
+    grams = [TOP_NGRAM.format(n) for n, _ in settings.top_ngrams]
+    grams += [DUPLICATE_NGRAMS.format(n) for n, _ in settings.duplicate_ngrams]
+    return (
+        REPETITION_EMPTY,
+        DUPLICATE_PARAGRAPHS,
+        PARAGRAPH_CHARACTERS,
+        DUPLICATE_LINES,
+        LINE_CHARACTERS,
+        *grams,
+    )
 
 
-def make(settings: Repetition) -> Clean:
+def make_repetition_step(settings: Repetition) -> CleanFunction:
     """The step that drops what repeats itself too much and leaves the rest as it is."""
-    return functools.partial(_clean, settings)
+    return functools.partial(_clean_text, settings)
 
 
-def _clean(settings: Repetition, text: str) -> str | Drop:
+def _clean_text(settings: Repetition, text: str) -> str | DroppedText:
     if not text:
-        return Drop(EMPTY, "no characters")
-    return _parts(settings, text) or _grams(settings, text) or text
+        return DroppedText(REPETITION_EMPTY, "no characters")
+    return _check_duplicate_parts(settings, text) or _check_ngrams(settings, text) or text
 
 
-def _parts(settings: Repetition, text: str) -> Drop | None:
-    of_paragraphs = _repeats(
-        paragraphs(text),
+def _check_duplicate_parts(settings: Repetition, text: str) -> DroppedText | None:
+    of_paragraphs = _check_repeats(
+        split_paragraphs(text),
         len(text),
         (settings.max_duplicate_paragraphs, settings.max_duplicate_paragraph_characters),
-        (PARAGRAPHS, PARAGRAPH_CHARACTERS),
+        (DUPLICATE_PARAGRAPHS, PARAGRAPH_CHARACTERS),
     )
-    return of_paragraphs or _repeats(
-        lines(text),
+    return of_paragraphs or _check_repeats(
+        split_lines(text),
         len(text),
         (settings.max_duplicate_lines, settings.max_duplicate_line_characters),
-        (LINES, LINE_CHARACTERS),
+        (DUPLICATE_LINES, LINE_CHARACTERS),
     )
 
 
-def _repeats(
+def _check_repeats(
     parts: list[str],
     size: int,
     limits: tuple[float | None, float | None],
     reasons: tuple[str, str],
-) -> Drop | None:
-    (count, characters), (most, most_characters) = duplicates(parts), limits
+) -> DroppedText | None:
+    (count, characters), (most, most_characters) = count_duplicates(parts), limits
     if most is not None and count / len(parts) > most:
-        return Drop(reasons[0], f"{count:,} of {len(parts):,}, at most {most:.0%}")
+        return DroppedText(reasons[0], f"{count:,} of {len(parts):,}, at most {most:.0%}")
     if most_characters is not None and characters / size > most_characters:
-        return Drop(reasons[1], _share(characters, size, most_characters))
+        return DroppedText(reasons[1], _format_share(characters, size, most_characters))
     return None
 
 
-def paragraphs(text: str) -> list[str]:
+def split_paragraphs(text: str) -> list[str]:
     """What ``re.split`` gives at runs of two newlines or more, white space at both ends aside."""
     parts = text.strip().split("\n\n")
     return [part.lstrip("\n") for part in parts if part] or [""]
 
 
-def lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """What ``re.split`` gives at runs of newlines: an empty line at each end that is a newline."""
     found = list(filter(None, text.split("\n")))
     return [""] * text.startswith("\n") + found + [""] * text.endswith("\n")
 
 
-def _share(characters: int, size: int, most: float) -> str:
+def _format_share(characters: int, size: int, most: float) -> str:
     return f"{characters / size:.1%} of {size:,} characters, at most {most:.0%}"
 
 
-def duplicates(parts: Sequence[str]) -> tuple[int, int]:
+def count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
     """How many parts occurred before, and their characters."""
     distinct = set(parts)
     if len(distinct) == len(parts):
@@ -139,28 +151,32 @@ def duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return len(parts) - len(distinct), characters
 
 
-def _grams(settings: Repetition, text: str) -> Drop | None:
-    found, size = measured(text), len(text)
-    ends: Ends = np.zeros(len(found) + 1, np.int64)
+def _check_ngrams(settings: Repetition, text: str) -> DroppedText | None:
+    found, size = compute_word_statistics(text), len(text)
+    ends: WordEnds = np.zeros(len(found) + 1, np.int64)
     np.cumsum(found.lengths, out=ends[1:])
     tops = {int(n): most for n, most in settings.top_ngrams}
-    hashes = _hashes(found.hashes * SPACE_POWER + SPACE, found.powers * SPACE_POWER)
-    for n, grams in _wanted(hashes, tops):
-        top = _top(ends, grams, n, tops[n] * size * _MARGIN)
+    hashes = _iter_ngram_hashes(found.hashes * SPACE_POWER + SPACE_HASH, found.powers * SPACE_POWER)
+    for n, grams in _select_ngram_sizes(hashes, tops):
+        top = _find_top_ngram(ends, grams, n, tops[n] * size * _MARGIN)
         if top and top[0] * top[2] / size > tops[n]:
             times, first, length = top
-            what = " ".join(islice(words(text), first, first + n))
-            detail = f"{what[:80]!r} {times:,} times, {_share(times * length, size, tops[n])}"
-            return Drop(TOP_GRAM.format(n), detail)
+            what = " ".join(islice(iter_words(text), first, first + n))
+            detail = (
+                f"{what[:80]!r} {times:,} times, {_format_share(times * length, size, tops[n])}"
+            )
+            return DroppedText(TOP_NGRAM.format(n), detail)
     limits = {int(n): most for n, most in settings.duplicate_ngrams}
-    for n, grams in _wanted(_hashes(found.hashes, found.powers), limits):
-        characters = _repeated(ends, grams, n)
+    for n, grams in _select_ngram_sizes(_iter_ngram_hashes(found.hashes, found.powers), limits):
+        characters = _count_repeated_characters(ends, grams, n)
         if characters / size > limits[n]:
-            return Drop(DUPLICATE_GRAMS.format(n), _share(characters, size, limits[n]))
+            return DroppedText(
+                DUPLICATE_NGRAMS.format(n), _format_share(characters, size, limits[n])
+            )
     return None
 
 
-def _wanted(
+def _select_ngram_sizes(
     hashes: Iterator[tuple[int, U64]], limits: dict[int, float]
 ) -> Iterator[tuple[int, U64]]:
     most = max(limits, default=0)
@@ -169,7 +185,7 @@ def _wanted(
             yield n, grams
 
 
-def _hashes(hashes: U64, powers: U64) -> Iterator[tuple[int, U64]]:
+def _iter_ngram_hashes(hashes: U64, powers: U64) -> Iterator[tuple[int, U64]]:
     """For n = 1, 2, ...: n, and the hash of the n words from each word on."""
     grams, n = hashes, 1
     while True:
@@ -178,7 +194,7 @@ def _hashes(hashes: U64, powers: U64) -> Iterator[tuple[int, U64]]:
         n += 1
 
 
-def _top(ends: Ends, grams: U64, n: int, most: float) -> tuple[int, int, int] | None:
+def _find_top_ngram(ends: WordEnds, grams: U64, n: int, most: float) -> tuple[int, int, int] | None:
     """The most frequent n-gram, the first such: how often, at which word first, and its characters.
 
     None where it holds at most ``most`` characters.
@@ -200,7 +216,7 @@ def _top(ends: Ends, grams: U64, n: int, most: float) -> tuple[int, int, int] | 
     return times, first, int(lengths[first])
 
 
-def _repeated(ends: Ends, grams: U64, n: int) -> int:
+def _count_repeated_characters(ends: WordEnds, grams: U64, n: int) -> int:
     """Characters of n-grams that occurred before, none counted twice.
 
     As datatrove's ``find_all_duplicate``: after an n-gram that occurred before, its words are
@@ -213,11 +229,11 @@ def _repeated(ends: Ends, grams: U64, n: int) -> int:
     again = again[np.concatenate(([True], again[1:] != again[:-1]))]
     kind = np.minimum(np.searchsorted(again, grams), len(again) - 1)
     at = np.flatnonzero(again[kind] == grams)
-    counted = _first_come(at.tolist(), kind[at].tolist(), n)
+    counted = _rank_first_occurrences(at.tolist(), kind[at].tolist(), n)
     return int((ends[counted + n] - ends[counted]).sum())
 
 
-def _first_come(at: list[int], kinds: list[int], n: int) -> npt.NDArray[np.int64]:
+def _rank_first_occurrences(at: list[int], kinds: list[int], n: int) -> npt.NDArray[np.int64]:
     seen: set[int] = set()
     counted, free = [], 0
     for place, kind in zip(at, kinds, strict=True):

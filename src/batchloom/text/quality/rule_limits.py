@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from batchloom.core.settings import is_text, shown, whole
+from batchloom.core.settings import as_int, is_text, quote_value
 
 
-def limit_problems(
+def find_limit_problems(
     settings: object,
     *,
     whole: Sequence[str] = (),
@@ -36,31 +36,31 @@ def limit_problems(
         (switch, lambda value: isinstance(value, bool), "neither True nor False"),
     )
     return [
-        f"{name}: {shown(getattr(settings, name))} is {what}"
+        f"{name}: {quote_value(getattr(settings, name))} is {what}"
         for names, fits, what in kinds
         for name in names
         if not fits(getattr(settings, name))
     ]
 
 
-def pairs_problems(name: str, pairs: object) -> list[str]:
+def find_pair_problems(name: str, pairs: object) -> list[str]:
     """The problems of limits by length of n-gram: ``((2, 0.2), (3, 0.18))``."""
     if isinstance(pairs, tuple) and all(map(_is_pair, pairs)):
         return []
     return [
-        f"{name}: {shown(pairs)} is not a list of [words, share], such as [[2, 0.2], [3, 0.18]]"
+        f"{name}: {quote_value(pairs)} is not a list of [words, share], such as [[2, 0.2], [3, 0.18]]"
     ]
 
 
 def _is_pair(pair: object) -> bool:
     if not isinstance(pair, tuple) or len(pair) != 2:
         return False
-    words = whole(pair[0])
+    words = as_int(pair[0])
     return words is not None and 1 <= words <= 64 and pair[0] == words and _is_share(pair[1])
 
 
 def _is_count(value: object) -> bool:
-    count = whole(value)
+    count = as_int(value)
     return value is None or (count is not None and 0 <= count < 1 << 31)
 
 

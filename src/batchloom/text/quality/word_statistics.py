@@ -11,26 +11,26 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from batchloom.text.english_words import english, words_of
+from batchloom.text.english_words import load_english_tables, split_segment_words
 
 U64 = npt.NDArray[np.uint64]
 
 # A text is taken in pieces of about this many characters, so that what is held at once is small.
-_PIECE = 1 << 18
-_SPACE = re.compile(r"\s")
+_CHUNK_CHARACTERS = 1 << 18
+_SPACE_PATTERN = re.compile(r"\s")
 # Tables above these sizes are begun anew: some tens of MiB.
-_MOST_PIECES = 1 << 17
-_MOST_WORDS = 1 << 17
-_KEPT_LENGTH = 64
+_MAX_CACHED_SEGMENTS = 1 << 17
+_MAX_CACHED_WORDS = 1 << 17
+_MAX_CACHED_LENGTH = 64
 
-_MASK = (1 << 64) - 1
-_BASE = 0x9E3779B97F4A7C15
+_U64_MASK = (1 << 64) - 1
+_HASH_BASE = 0x9E3779B97F4A7C15
 _SYMBOL, _LETTER = 1, 2
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WordStatistics:
     """The words of a text.
 
     The hash of a word w of bytes b is the sum of key(b[i]) base^(len(w) - 1 - i), modulo 2^64, and
@@ -54,50 +54,50 @@ class Measured:
         return len(self.lengths)
 
 
-def _keys() -> list[int]:
+def _make_byte_keys() -> list[int]:
     """A number for each byte: SplitMix64 (Steele, Lea, Flood 2014)."""
     keys, state = [], 0
     for _ in range(256):
-        state = (state + _BASE) & _MASK
-        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        state = (state + _HASH_BASE) & _U64_MASK
+        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _U64_MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _U64_MASK
         keys.append(mixed ^ (mixed >> 31))
     return keys
 
 
-_KEYS = _keys()
+_BYTE_KEYS = _make_byte_keys()
 # What " " is in hashes: joined with it, "a bc" and "ab c" differ.
-SPACE = np.uint64(_KEYS[32])
-SPACE_POWER = np.uint64(_BASE)
+SPACE_HASH = np.uint64(_BYTE_KEYS[32])
+SPACE_POWER = np.uint64(_HASH_BASE)
 
 
-def hash_of(word: str) -> tuple[int, int]:
+def hash_word(word: str) -> tuple[int, int]:
     """The hash of a word, and the power of its length in bytes."""
     raw = word.encode("utf-8", "surrogatepass")
     if len(raw) > 1024:
-        return _hash_of_long(raw)
+        return _hash_long_word(raw)
     value = 0
     for byte in raw:
-        value = (value * _BASE + _KEYS[byte]) & _MASK
-    return value, pow(_BASE, len(raw), 1 << 64)
+        value = (value * _HASH_BASE + _BYTE_KEYS[byte]) & _U64_MASK
+    return value, pow(_HASH_BASE, len(raw), 1 << 64)
 
 
-def _hash_of_long(raw: bytes) -> tuple[int, int]:
-    powers = np.full(len(raw), _BASE, np.uint64)
+def _hash_long_word(raw: bytes) -> tuple[int, int]:
+    powers = np.full(len(raw), _HASH_BASE, np.uint64)
     powers[0] = 1
     powers = np.multiply.accumulate(powers)[::-1]
-    keys = np.array(_KEYS, np.uint64)[np.frombuffer(raw, np.uint8)]
-    return int((keys * powers).sum()), pow(_BASE, len(raw), 1 << 64)
+    keys = np.array(_BYTE_KEYS, np.uint64)[np.frombuffer(raw, np.uint8)]
+    return int((keys * powers).sum()), pow(_HASH_BASE, len(raw), 1 << 64)
 
 
 @functools.cache
-def punctuation() -> frozenset[str]:
+def load_punctuation() -> frozenset[str]:
     """The characters that datatrove's ``PUNCTUATION_SET`` holds."""
-    return frozenset(english()["punctuation"])
+    return frozenset(load_english_tables()["punctuation"])
 
 
 @final
-class _Table:
+class _WordTable:
     """Words by number, and the numbers of pieces' words; only speed depends on what it holds."""
 
     def __init__(self) -> None:
@@ -125,11 +125,11 @@ class _Table:
 
     def full(self) -> bool:
         """Whether it is to be begun anew."""
-        return len(self._pieces) > _MOST_PIECES or len(self._words) > _MOST_WORDS
+        return len(self._pieces) > _MAX_CACHED_SEGMENTS or len(self._words) > _MAX_CACHED_WORDS
 
     def _learn(self, piece: str) -> tuple[int, ...]:
-        numbers = tuple([self._number(word) for word in words_of(piece)])
-        if len(piece) <= _KEPT_LENGTH:
+        numbers = tuple([self._number(word) for word in split_segment_words(piece)])
+        if len(piece) <= _MAX_CACHED_LENGTH:
             self._pieces[piece] = numbers
         return numbers
 
@@ -137,9 +137,9 @@ class _Table:
         number = self._words.get(word)
         if number is None:
             number = self._words[word] = len(self._words)
-            value, power = hash_of(word)
+            value, power = hash_word(word)
             letter = word.isalpha() or any(map(str.isalpha, word))
-            symbol = not letter and punctuation().issuperset(word)
+            symbol = not letter and load_punctuation().issuperset(word)
             self._lengths.append(len(word))
             self._hashes.append(value)
             self._powers.append(power)
@@ -147,29 +147,29 @@ class _Table:
         return number
 
 
-_tables = [_Table()]
+_WORD_TABLES = [_WordTable()]
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _iter_chunks(text: str) -> Iterator[str]:
     """A text cut at white space."""
     start = 0
     while start < len(text):
-        space = _SPACE.search(text, start + _PIECE)
+        space = _SPACE_PATTERN.search(text, start + _CHUNK_CHARACTERS)
         stop = space.start() if space else len(text)
         yield text[start:stop]
         start = stop
 
 
 @functools.lru_cache(1)
-def measured(text: str) -> Measured:
+def compute_word_statistics(text: str) -> WordStatistics:
     """The words of a text; of the last text, which the next rule asks for too, they are kept."""
     rows = []
-    for piece in _pieces(text):
-        if _tables[0].full():
-            _tables[0] = _Table()
-        rows.append(_tables[0].rows(piece))
+    for piece in _iter_chunks(text):
+        if _WORD_TABLES[0].full():
+            _WORD_TABLES[0] = _WordTable()
+        rows.append(_WORD_TABLES[0].rows(piece))
     if len(rows) != 1:
-        rows = [tuple(map(np.concatenate, zip(_Table().rows(""), *rows, strict=True)))]
+        rows = [tuple(map(np.concatenate, zip(_WordTable().rows(""), *rows, strict=True)))]
     lengths, hashes, powers, flags = rows[0]
     symbols, letters = (flags & _SYMBOL).view(np.bool_), (flags & _LETTER) != 0
-    return Measured(lengths, hashes, powers, symbols, letters)
+    return WordStatistics(lengths, hashes, powers, symbols, letters)

@@ -11,30 +11,30 @@ from types import FrameType
 
 import batchloom
 from batchloom.core.errors import InputError, InputMissingError
-from batchloom.core.files import describe_missing, refuse_url
-from batchloom.train.distributed import Ranks
-from batchloom.train.train_log import Say
+from batchloom.core.files import describe_missing_path, refuse_url
+from batchloom.train.distributed import RankGroup
+from batchloom.train.train_log import PrintLine
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of random name and mode 0700 is made in it
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of random name and mode 0700 is made in it
 # Bytes of temporary and final token files for a byte of text, in the worst case (one id a byte).
-_ROOM = 6
-_PACKED = 8
-_PACKED_SUFFIXES = (".gz", ".zst")
-_MANIFESTS = (".yaml", ".yml")
+_STORE_SIZE_FACTOR = 6
+_COMPRESSION_FACTOR = 8
+_COMPRESSED_SUFFIXES = (".gz", ".zst")
+_MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
-def missing_input(inputs: Path) -> str:
+def describe_missing_input(inputs: Path) -> str:
     """Return the sentence about an input that is not there."""
-    return describe_missing(str(inputs), "name a file or folder that exists")
+    return describe_missing_path(str(inputs), "name a file or folder that exists")
 
 
 @contextmanager
-def temporary_store(
+def prepare_temporary_store(
     inputs: Path,
     tokenizer: str | None,
     media: Mapping[str, str] | None,
-    ranks: Ranks,
-    say: Say,
+    ranks: RankGroup,
+    say: PrintLine,
     *,
     follow_links: bool = False,
 ) -> Iterator[Path]:
@@ -57,43 +57,45 @@ def temporary_store(
     """
     if not inputs.exists():
         refuse_url(inputs, "--input-file")
-        raise InputMissingError(f"--input-file: {missing_input(inputs)}")
-    if inputs.suffix.lower() in _MANIFESTS and inputs.is_file():
+        raise InputMissingError(f"--input-file: {describe_missing_input(inputs)}")
+    if inputs.suffix.lower() in _MANIFEST_SUFFIXES and inputs.is_file():
         raise InputError(
             f"--input-file: {inputs} is a manifest by its name; give it as --dataset-config {inputs}"
         )
     if ranks.local_rank:
-        ranks.patiently(None)
-        yield Path(ranks.path_of_first_neighbour(""))
+        ranks.run_exclusively(None)
+        yield Path(ranks.broadcast_local_path(""))
         return
-    home = _MEMORY if _fits(inputs) else None
-    with _ends_on_sigterm(), tempfile.TemporaryDirectory(prefix="batchloom-", dir=home) as folder:
+    home = _SHARED_MEMORY if _fits_in_memory(inputs) else None
+    with _exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="batchloom-", dir=home) as folder:
         # The log and the curve name the data by this folder.
         store = Path(folder) / (inputs.name.split(".")[0] or "input")
         if ranks.first:
             say(f"input  {inputs} is prepared in {store}, which is removed at the end")
-        ranks.patiently(
+        ranks.run_exclusively(
             lambda: batchloom.prepare(
                 inputs, out=store, tokenizer=tokenizer, media=media, follow_links=follow_links
             )
         )
-        yield Path(ranks.path_of_first_neighbour(str(store)))
+        yield Path(ranks.broadcast_local_path(str(store)))
 
 
-def _fits(inputs: Path) -> bool:
+def _fits_in_memory(inputs: Path) -> bool:
     """Whether memory has room for the store and what making it takes, twice over."""
-    if not _MEMORY.is_dir():
+    if not _SHARED_MEMORY.is_dir():
         return False
     files = [f for f in inputs.rglob("*") if f.is_file()] if inputs.is_dir() else [inputs]
     needed = sum(
-        file.stat().st_size * _ROOM * (_PACKED if file.suffix in _PACKED_SUFFIXES else 1)
+        file.stat().st_size
+        * _STORE_SIZE_FACTOR
+        * (_COMPRESSION_FACTOR if file.suffix in _COMPRESSED_SUFFIXES else 1)
         for file in files
     )
-    return 2 * needed < shutil.disk_usage(_MEMORY).free
+    return 2 * needed < shutil.disk_usage(_SHARED_MEMORY).free
 
 
 @contextmanager
-def _ends_on_sigterm() -> Iterator[None]:
+def _exit_on_sigterm() -> Iterator[None]:
     """Let a polite kill (a scheduler's, torchrun's) run the clean-up as Ctrl-C does."""
 
     def end(number: int, _frame: FrameType | None) -> None:

@@ -7,16 +7,16 @@ from batchloom import open_store
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import StoreMissingError, TrainError
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
-from batchloom.train.data.memory_store import missing_input
-from batchloom.train.distributed import Ranks
+from batchloom.train.data.memory_store import describe_missing_input
+from batchloom.train.distributed import RankGroup
 from batchloom.train.model import read_model_config
 from batchloom.train.train_settings import PretrainedSettings, TrainSettings
 
 _LOG = logging.getLogger("batchloom")
 
 
-def stand_in(
-    data: Path | str | None, input_file: Path | None, settings: TrainSettings, ranks: Ranks
+def choose_synthetic_data(
+    data: Path | str | None, input_file: Path | None, settings: TrainSettings, ranks: RankGroup
 ) -> Path | None:
     """The name of the synthetic data to train on in place of data that is absent; None where it is there.
 
@@ -31,9 +31,11 @@ def stand_in(
     Raises:
         TrainError: some ranks have the data, and others have not.
     """
-    reason = _absent_store(Path(data)) if data is not None and not is_url(str(data)) else ""
+    reason = (
+        _describe_absent_store(Path(data)) if data is not None and not is_url(str(data)) else ""
+    )
     if input_file is not None and _is_absent(input_file):
-        reason = f"--input-file: {missing_input(input_file)}"
+        reason = f"--input-file: {describe_missing_input(input_file)}"
     absent = int(ranks.total(float(bool(reason)))[0])
     if not absent:
         return None
@@ -45,11 +47,11 @@ def stand_in(
     if ranks.first:
         _LOG.warning("Could not load real data: %s", reason)
         _LOG.warning("Falling back to synthetic data")
-    vocabulary = _vocabulary(settings) or SyntheticSpec().vocab
+    vocabulary = _get_model_vocabulary(settings) or SyntheticSpec().vocab
     return Path(SyntheticSpec(name=DISTRIBUTED_DUMMY, vocab=vocabulary).place)
 
 
-def _absent_store(data: Path) -> str:
+def _describe_absent_store(data: Path) -> str:
     """Why a store cannot be opened, where that is because nothing is there; else empty."""
     stem = data.with_suffix("") if data.suffix in (".bin", ".idx") else data
     halves = (stem.with_name(stem.name + ending) for ending in (".bin", ".idx") if stem.name)
@@ -75,7 +77,7 @@ def _is_absent(path: Path) -> bool:
     return False
 
 
-def _vocabulary(settings: TrainSettings) -> int | None:
+def _get_model_vocabulary(settings: TrainSettings) -> int | None:
     """The ids the run's model knows; None where it takes any number."""
     if not isinstance(settings.model, PretrainedSettings):
         return settings.model.vocab_size

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from batchloom import Loader, Store, stream
 from batchloom.core.errors import StateError
-from batchloom.train.checkpoint import read_state
-from batchloom.train.distributed import Ranks
-from batchloom.train.train_log import Say
+from batchloom.train.checkpoint import read_checkpoint_state
+from batchloom.train.distributed import RankGroup
+from batchloom.train.train_log import PrintLine
 from batchloom.train.train_settings import TrainSettings
 
 
@@ -61,16 +61,14 @@ class StreamData:
     Attributes:
         stream: what is read.
         request: as it was asked for.
-        path: of the first input; place: how messages call it.
+        path: of the first input.
     """
 
-    split, subsets, weights = "train", (), ()
-    synthetic = replicated = masked = False
-    on_disk, generation = True, None
+    split, subsets, masked = "train", (), False
     # Its tokenizer is known, as that of a store with a manifest.
     manifest = True
 
-    def __init__(self, request: StreamRequest, settings: TrainSettings, ranks: Ranks) -> None:
+    def __init__(self, request: StreamRequest, settings: TrainSettings, ranks: RankGroup) -> None:
         order, options = settings.order, request.options
         self.stream = stream(
             list(request.inputs),
@@ -90,7 +88,7 @@ class StreamData:
         )
         self.request = request
         self.path, self._ranks = Path(request.inputs[0]), ranks
-        self.place = request.inputs[0]
+        self.location, self.contents = _StreamLocation(request.inputs[0]), _StreamContents()
         self.fingerprint = self.stream.fingerprint
         self.tokenizer = self.stream.tokenizer
         self.vocab_size, self.end_id = self.tokenizer.vocab_size, self.tokenizer.end_id
@@ -128,21 +126,40 @@ class StreamData:
         return len(self._spans)
 
     @property
-    def lengths(self) -> "_Lengths":
+    def lengths(self) -> "_StreamLengths":
         """Lengths of these."""
-        return _Lengths(np.array([len(span) for span in self._spans], np.uint32))
+        return _StreamLengths(np.array([len(span) for span in self._spans], np.uint32))
 
-    def __getitem__(self, number: int) -> "_Document":
-        return _Document(self._spans[number])
+    def __getitem__(self, number: int) -> "_StreamDocument":
+        return _StreamDocument(self._spans[number])
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class _StreamLocation:
+    """Place of the inputs, in place of a store's."""
+
+    name: str
+    is_remote: bool = False
+    on_disk: bool = True
+    replicated: bool = False
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamContents:
+    """Facts of the documents, in place of a store's."""
+
+    weights: tuple[tuple[str, float], ...] = ()
+    synthetic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamDocument:
     ids: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Lengths:
+class _StreamLengths:
     values: NDArray[np.uint32]
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
@@ -154,24 +171,26 @@ def as_store(data: StreamData) -> Store:
     return cast("Store", data)
 
 
-def streamed(store: Store) -> StreamData | None:
+def as_stream(store: Store) -> StreamData | None:
     """The stream behind a run's data; None where it is a store."""
     found: object = store
     return found if isinstance(found, StreamData) else None
 
 
-def whole_state(loader: Loader, data: StreamData | None, ranks: Ranks) -> Mapping[str, Any]:
+def merge_loader_state(
+    loader: Loader, data: StreamData | None, ranks: RankGroup
+) -> Mapping[str, Any]:
     """The state of all ranks: of a stream each rank knows of its own lanes."""
     mine = loader.state_dict()
     if data is None or ranks.world_size == 1:
         return mine
-    said = [json.loads(one) for one in ranks.gathered(json.dumps(mine).encode())]
+    said = [json.loads(one) for one in ranks.all_gather_bytes(json.dumps(mine).encode())]
     if len({state["position"] for state in said}) > 1:
         raise StateError("The ranks stand at different steps of the stream.")
     return data.stream.merged(said)
 
 
-def tell_stream(data: StreamData, loader: Loader, say: Say) -> None:
+def announce_stream(data: StreamData, loader: Loader, say: PrintLine) -> None:
     """Say what is read."""
     found = data.stream
     say(f"data   {loader.origin}: {found!r}, tokenizer {data.tokenizer.name}")
@@ -180,29 +199,31 @@ def tell_stream(data: StreamData, loader: Loader, say: Say) -> None:
         say(f"keep   the store of these inputs grows in {found.keeping.out}")
 
 
-def refuse_other_stream(data: StreamData, newest: Path | None) -> None:
+def check_run_stream(data: StreamData, newest: Path | None) -> None:
     """Refuse to go on from the checkpoint of a run on another stream; without one nothing is known.
 
     Raises:
         StateError: names each field that differs.
     """
     if newest is not None:
-        data.stream.refuse_other(read_state(newest)[1])
+        data.stream.check_state_stream(read_checkpoint_state(newest)[1])
 
 
-def end_keeping(data: StreamData, say: Say) -> None:
+def finish_stream_store(data: StreamData, say: PrintLine) -> None:
     """Make the store of what was kept, where the whole input was; else say what does."""
     keeping, left = data.stream.keeping, data.stream.abandoned
     if left is not None:
         say(
-            f"keep   {left} is unfinished, nothing was kept there since --resume: {_ending(data, left)} ends it"
+            f"keep   {left} is unfinished, nothing was kept there since --resume: "
+            f"{_make_finish_command(data, left)} ends it"
         )
     if keeping is None or keeping.finished:
         return
-    kept, units = data.stream.kept_units()
+    kept, units = data.stream.count_cached_units()
     if kept < units:
         say(
-            f"keep   {kept:,} of {units:,} units of the input are kept in {keeping.out}; {_ending(data, keeping.out)} "
+            f"keep   {kept:,} of {units:,} units of the input are kept in {keeping.out}; "
+            f"{_make_finish_command(data, keeping.out)} "
             "reads the others"
         )
         return
@@ -210,7 +231,7 @@ def end_keeping(data: StreamData, say: Say) -> None:
     say(f"keep   {keeping.out} is the store of the inputs")
 
 
-def _ending(data: StreamData, out: Path) -> str:
+def _make_finish_command(data: StreamData, out: Path) -> str:
     """The command that makes the store of what was kept."""
     asked = data.request
     inputs = " ".join(map(quote, asked.inputs))

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from batchloom import Loader, Mixture, Store
-from batchloom.batches import Batch, Chosen, leakage_of_rows, own_masks
+from batchloom.batches import Batch, DocumentRows, add_model_masks, measure_batch_leakage
 from batchloom.core.errors import InputError, TrainError
-from batchloom.train.data.stream_run import streamed
-from batchloom.train.model import Pretrained, is_short
+from batchloom.train.data.stream_run import as_stream
+from batchloom.train.model import PretrainedModel, is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_PLAIN = ("input_ids", "labels", "position_ids")
+_TEXT_KEYS = ("input_ids", "labels", "position_ids")
 # What transformers' models raise over features that are not theirs.
-_UNFIT = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
+_UNSUITABLE_MODEL_ERRORS = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
 
 
 def holds_media(data: Store | Mixture) -> bool:
     """Whether any store that is read was prepared with a processor, or a stream reads media."""
-    if not isinstance(data, Mixture) and (stream := streamed(data)) is not None:
+    if not isinstance(data, Mixture) and (stream := as_stream(data)) is not None:
         return stream.stream.processor is not None
     stores = data.stores.values() if isinstance(data, Mixture) else (data,)
     return any(
@@ -31,20 +31,22 @@ def holds_media(data: Store | Mixture) -> bool:
     )
 
 
-def given_of(part: Batch, window: int | None) -> dict[str, Any]:
+def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
     """What a model is called with in a pass: tokens, labels, positions, and ``media`` where there is more.
 
     Args:
         part: rows of a batch.
         window: tokens that the model's layers of sliding attention look back on.
     """
-    given = {name: part[name] for name in _PLAIN}
-    more = own_masks(part, window).items()
-    media = {name: value for name, value in more if name not in _PLAIN}
+    given = {name: part[name] for name in _TEXT_KEYS}
+    more = add_model_masks(part, window).items()
+    media = {name: value for name, value in more if name not in _TEXT_KEYS}
     return {**given, "media": media} if media else given
 
 
-def check_media(chosen: "PreTrainedModel", folder: str, examples: Chosen, seq_len: int) -> None:
+def check_media_model(
+    chosen: "PreTrainedModel", folder: str, examples: DocumentRows, seq_len: int
+) -> None:
     """Refuse a model that is made for other media than a store holds.
 
     Args:
@@ -56,14 +58,14 @@ def check_media(chosen: "PreTrainedModel", folder: str, examples: Chosen, seq_le
     Raises:
         InputError: it takes other features, or another token stands for media in it.
     """
-    if misfit := examples.misfit(chosen, seq_len):
+    if misfit := examples.describe_media_mismatch(chosen, seq_len):
         raise InputError(f"--init: {folder} holds a {misfit}")
 
 
 @torch.no_grad()
-def try_media(
-    model: Pretrained,
-    examples: Chosen,
+def check_media_isolation(
+    model: PretrainedModel,
+    examples: DocumentRows,
     store: Store,
     sizes: tuple[int, int],
     *,
@@ -89,11 +91,13 @@ def try_media(
     rows, longest = sizes
     numbers = examples.few(longest)
     orders = [numbers, numbers[::-1]][: min(rows, 2)]
-    alone = _on(device, examples.batch([[number] for order in orders for number in order])).split(1)
-    together = _on(device, examples.batch(orders))
+    alone = _move_batch(
+        device, examples.batch([[number] for order in orders for number in order])
+    ).split(1)
+    together = _move_batch(device, examples.batch(orders))
 
     def scored(batch: Batch) -> Callable[[int, slice], torch.Tensor]:
-        given = given_of(batch, model.window)
+        given = make_model_inputs(batch, model.window)
         return model.scores(given["input_ids"], given["position_ids"], given.get("media"))
 
     try:
@@ -101,9 +105,9 @@ def try_media(
             if not packed:
                 scored(alone[0])
                 return 0.0
-            distances = leakage_of_rows(scored, together, alone)
-    except _UNFIT as error:
-        if is_short(error):
+            distances = measure_batch_leakage(scored, together, alone)
+    except _UNSUITABLE_MODEL_ERRORS as error:
+        if is_out_of_memory(error):
             raise
         said = str(error).strip().splitlines()
         raise TrainError(
@@ -111,10 +115,10 @@ def try_media(
             "their media: "
             f"{said[0] if said else type(error).__name__}. Prepare the data with the model's own processor."
         ) from error
-    return model.refuse_leak(*distances, store)
+    return model.check_no_leak(*distances, store)
 
 
-def write_processor(loader: Loader, out: Path) -> None:
+def write_processor_files(loader: Loader, out: Path) -> None:
     """Write the settings of the processor that a model was trained with beside its weights.
 
     Raises:
@@ -126,7 +130,7 @@ def write_processor(loader: Loader, out: Path) -> None:
         (out / name).write_text(text, "utf-8")
 
 
-def _on(device: torch.device, batch: Batch) -> Batch:
+def _move_batch(device: torch.device, batch: Batch) -> Batch:
     """The same batch, its tensors on a device."""
     batch.update({name: value.to(device) for name, value in batch.items()})
     return batch

@@ -5,13 +5,13 @@ from torch import Tensor
 
 from batchloom import Store
 from batchloom.train.model.gpt_model import GPT
-from batchloom.train.model.pretrained import Pretrained
+from batchloom.train.model.pretrained import PretrainedModel
 
-_CANDIDATES = 40
+_TOP_K = 40
 
 
 def continue_text(
-    model: GPT | Pretrained,
+    model: GPT | PretrainedModel,
     store: Store,
     prompt: str,
     count: int,
@@ -35,8 +35,8 @@ def continue_text(
     ids = [int(token) for token in store.tokenizer.encode_batch([prompt])[0]]
     generator = torch.Generator().manual_seed(0)
     for _ in range(count):
-        scores = _next_scores(model, ids[-window:])[: store.tokenizer.vocab_size]
-        best, tokens = scores.topk(min(_CANDIDATES, scores.numel()))
+        scores = _compute_next_logits(model, ids[-window:])[: store.tokenizer.vocab_size]
+        best, tokens = scores.topk(min(_TOP_K, scores.numel()))
         chances = torch.softmax(best / temperature, 0)
         token = int(tokens[int(torch.multinomial(chances, 1, generator=generator))])
         if token == store.end_id:
@@ -46,7 +46,7 @@ def continue_text(
 
 
 @torch.no_grad()
-def _next_scores(model: GPT | Pretrained, ids: list[int]) -> Tensor:
+def _compute_next_logits(model: GPT | PretrainedModel, ids: list[int]) -> Tensor:
     """Scores of the token after ``ids``: [vocab_size] float32 on the CPU."""
     device = next(model.parameters()).device
     row = torch.tensor([ids], device=device)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchloom.core.fingerprint import key128
+from batchloom.core.fingerprint import derive_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     from batchloom.train.train_settings import ModelSettings
 
-IGNORED = -100
+IGNORED_LABEL = -100
 
 
-def padded_vocabulary(size: int) -> int:
+def pad_vocabulary(size: int) -> int:
     """``size`` up to a multiple of 64, which matrix units are built for."""
     return -(-size // 64) * 64
 
 
-def hidden_width(settings: ModelSettings) -> int:
+def compute_hidden_width(settings: ModelSettings) -> int:
     """Size of the SwiGLU's inside."""
     return settings.hidden or -(-8 * settings.width // 3 // 64) * 64
 
@@ -52,29 +52,29 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(x.float(), (x.shape[-1],), self.gain, 1e-6)
 
 
-def rotary_table(position_ids: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+def make_rotary_table(position_ids: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position, each [rows, 1, seq_len, head_width / 2] float32."""
     steps = torch.arange(0, head_width, 2, device=position_ids.device) / head_width
     angles = position_ids[:, None, :, None].float() * base**-steps
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+def apply_rotary(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn the pairs of [rows, heads, seq_len, head_width] by the angles of their positions."""
     cos, sin = table
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def block_mask(position_ids: Tensor) -> Tensor:
+def make_attention_mask(position_ids: Tensor) -> Tensor:
     """Who attends to whom: [rows, 1, seq_len, seq_len] bool, causal inside each span."""
     spans = (position_ids == 0).cumsum(1)
     same = spans[:, :, None] == spans[:, None, :]
     return same.tril_()[:, None]
 
 
-def flex_mask(position_ids: Tensor) -> BlockMask:
-    """The same as :func:`block_mask` for flex_attention, which leaves empty blocks out."""
+def make_flex_mask(position_ids: Tensor) -> BlockMask:
+    """The same as :func:`make_attention_mask` for flex_attention, which leaves empty blocks out."""
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415
 
     spans = (position_ids == 0).cumsum(1)
@@ -87,14 +87,14 @@ def flex_mask(position_ids: Tensor) -> BlockMask:
 
 
 @cache
-def _flex() -> Callable[..., Tensor]:
+def _compile_flex_attention() -> Callable[..., Tensor]:
     """flex_attention as a compiled kernel; uncompiled it would build the whole score matrix."""
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
 
     return torch.compile(flex_attention)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Self-attention inside each span."""
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -110,12 +110,12 @@ class Attention(nn.Module):
         rows, seq_len, width = x.shape
         qkv = self.qkv(x).view(rows, seq_len, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        q = rotate(self.norm_q(q), table).to(v.dtype)
-        k = rotate(self.norm_k(k), table).to(v.dtype)
+        q = apply_rotary(self.norm_q(q), table).to(v.dtype)
+        k = apply_rotary(self.norm_k(k), table).to(v.dtype)
         if isinstance(mask, Tensor):
             mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         else:
-            mixed = _flex()(q, k, v, block_mask=mask)
+            mixed = _compile_flex_attention()(q, k, v, block_mask=mask)
         joined: Tensor = self.out(mixed.transpose(1, 2).reshape(rows, seq_len, width))
         return joined
 
@@ -125,7 +125,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        hidden = hidden_width(settings)
+        hidden = compute_hidden_width(settings)
         self.up = nn.Linear(settings.width, 2 * hidden, bias=False)
         self.out = nn.Linear(hidden, settings.width, bias=False)
 
@@ -136,13 +136,13 @@ class SwiGLU(nn.Module):
         return gated
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention, then SwiGLU, each added to the stream."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.norm_attention = RMSNorm(settings.width)
-        self.attention = Attention(settings)
+        self.attention = SelfAttention(settings)
         self.norm_mlp = RMSNorm(settings.width)
         self.mlp = SwiGLU(settings)
 
@@ -166,10 +166,10 @@ class GPT(nn.Module):
         super().__init__()
         self.settings = settings
         self.embedding = nn.Embedding(vocab_size, settings.width)
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(TransformerLayer(settings) for _ in range(settings.layers))
         self.norm = RMSNorm(settings.width)
         # torch draws by 32 bits of a seed; hashed, every bit of any seed counts.
-        self._start(torch.Generator().manual_seed(key128("weights", seed)[0]))
+        self._start(torch.Generator().manual_seed(derive_key("weights", seed)[0]))
 
     @property
     def vocab_size(self) -> int:
@@ -201,9 +201,13 @@ class GPT(nn.Module):
         Returns:
             [rows, seq_len, vocab_size].
         """
-        mask = flex_mask(position_ids) if position_ids.is_cuda else block_mask(position_ids)
+        mask = (
+            make_flex_mask(position_ids)
+            if position_ids.is_cuda
+            else make_attention_mask(position_ids)
+        )
         head_width = self.settings.width // self.settings.heads
-        table = rotary_table(position_ids, head_width, self.settings.rotary_base)
+        table = make_rotary_table(position_ids, head_width, self.settings.rotary_base)
         x = self.embedding(input_ids)
         for layer in self.layers:
             x = layer(x, table, mask)
@@ -216,21 +220,21 @@ class GPT(nn.Module):
         take them, with -100 where there is no loss.
         """
         scores = self.logits(input_ids, position_ids).flatten(0, 1)
-        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).flatten()
         return functional.cross_entropy(
-            scores.float(), following, ignore_index=IGNORED, reduction="sum"
+            scores.float(), following, ignore_index=IGNORED_LABEL, reduction="sum"
         )
 
 
-def parameter_count(settings: ModelSettings, vocab_size: int) -> int:
+def estimate_parameter_count(settings: ModelSettings, vocab_size: int) -> int:
     """Numbers a model learns, before it is made; the shared embedding counts once."""
     width = settings.width
     attention = 4 * width * width + 2 * (width // settings.heads)
-    layer = attention + 3 * width * hidden_width(settings) + 2 * width
+    layer = attention + 3 * width * compute_hidden_width(settings) + 2 * width
     return vocab_size * width + settings.layers * layer + width
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def make_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Optimizer groups: weight decay on matrices, none on gains."""
     weights = list(model.parameters())
     return [

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 import torch
 
 from batchloom.core.errors import TrainError
-from batchloom.train.distributed import Ranks
-from batchloom.train.train_settings import PretrainedSettings, TrainSettings, rank_share
+from batchloom.train.distributed import RankGroup
+from batchloom.train.train_settings import PretrainedSettings, TrainSettings, compute_rank_rows
 
 # Of a parameter in float32: the weight, its gradient, AdamW's two moments.
-_LEARNING = 16
-_WEIGHT = 4
+_TRAINING_BYTES_PER_PARAMETER = 16
+_BYTES_PER_WEIGHT = 4
 # Of a token in a batch, int64: input_ids, labels, position_ids.
-_TOKEN = 24
+_BYTES_PER_TOKEN = 24
 # Of torch's allocator on the CPU, which has no exception of its own.
-_SAID = ("can't allocate memory", "Storage size calculation overflowed")
+_ALLOCATION_MESSAGES = ("can't allocate memory", "Storage size calculation overflowed")
 
 
-def check_memory(settings: TrainSettings, parameters: int, ranks: Ranks) -> None:
+def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> None:
     """Refuse a run whose model or batch alone is more than the whole memory.
 
     Raises:
@@ -28,20 +28,22 @@ def check_memory(settings: TrainSettings, parameters: int, ranks: Ranks) -> None
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
         there = torch.cuda.get_device_properties(ranks.device).total_memory
-        _refuse_model(settings, parameters, _LEARNING * parameters, there, "the GPU")
+        _raise_out_of_memory(
+            settings, parameters, _TRAINING_BYTES_PER_PARAMETER * parameters, there, "the GPU"
+        )
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    needed = (_WEIGHT if on_gpu else _LEARNING) * parameters
-    _refuse_model(settings, parameters, needed, machine, "this machine")
-    rows = rank_share(settings, ranks.world_size)
-    if (batch := _TOKEN * rows * settings.seq_len) > machine:
+    needed = (_BYTES_PER_WEIGHT if on_gpu else _TRAINING_BYTES_PER_PARAMETER) * parameters
+    _raise_out_of_memory(settings, parameters, needed, machine, "this machine")
+    rows = compute_rank_rows(settings, ranks.world_size)
+    if (batch := _BYTES_PER_TOKEN * rows * settings.seq_len) > machine:
         raise TrainError(
             f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "
-            f"{_spelled(batch)} and this machine has {_spelled(machine)}: lower --global-batch-size or "
+            f"{_format_size(batch)} and this machine has {_format_size(machine)}: lower --global-batch-size or "
             "--seq-len, or start more ranks on more machines."
         )
 
 
-def _refuse_model(
+def _raise_out_of_memory(
     settings: TrainSettings, parameters: int, needed: int, there: int, where: str
 ) -> None:
     if needed <= there:
@@ -55,24 +57,24 @@ def _refuse_model(
             "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
         )
     raise TrainError(
-        f"A model of {parameters:,} parameters ({kind}) takes {_spelled(needed)} to train and {where} "
-        f"has {_spelled(there)}: {remedy}."
+        f"A model of {parameters:,} parameters ({kind}) takes {_format_size(needed)} to train and {where} "
+        f"has {_format_size(there)}: {remedy}."
     )
 
 
-def _spelled(size: int) -> str:
+def _format_size(size: int) -> str:
     unit, shift = ("GiB", 30) if size >= 1 << 30 else ("MiB", 20)
     return f"{size / (1 << shift):,.1f} {unit}"
 
 
-def is_short(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out."""
     short = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, short) or any(said in str(error) for said in _SAID)
+    return isinstance(error, short) or any(said in str(error) for said in _ALLOCATION_MESSAGES)
 
 
 @contextmanager
-def memory_explained(settings: TrainSettings, parameters: int) -> Iterator[None]:
+def explain_memory_errors(settings: TrainSettings, parameters: int) -> Iterator[None]:
     """Turn running out of memory into a sentence that names what to lower.
 
     Raises:
@@ -81,7 +83,7 @@ def memory_explained(settings: TrainSettings, parameters: int) -> Iterator[None]
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_short(error):
+        if not is_out_of_memory(error):
             raise
         rows = settings.batch_size or "all"
         smaller = (
@@ -90,7 +92,8 @@ def memory_explained(settings: TrainSettings, parameters: int) -> Iterator[None]
             else "the configuration's model.layers and model.width"
         )
         raise TrainError(
-            f"Out of memory with {parameters:,} parameters ({_spelled(_LEARNING * parameters)} to "
+            f"Out of memory with {parameters:,} parameters "
+            f"({_format_size(_TRAINING_BYTES_PER_PARAMETER * parameters)} to "
             f"train) and passes of {rows} rows of {settings.seq_len} tokens: lower --batch-size "
             f"(more passes make the same step), --seq-len, or {smaller} (another run)."
         ) from error

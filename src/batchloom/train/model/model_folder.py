@@ -13,15 +13,15 @@ import xxhash
 from batchloom import Store
 from batchloom.core.errors import InputError, InputMissingError, TrainError
 from batchloom.core.files import refuse_url
-from batchloom.train.json_files import read_object
+from batchloom.train.json_files import read_json_object
 
-_CONFIG = "config.json"
-_WEIGHTS, _WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
-_TOKENIZER = "tokenizer.json"
+_CONFIG_FILE = "config.json"
+_WEIGHTS_FILE, _WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+_PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
+_TOKENIZER_FILE = "tokenizer.json"
 # What transformers' AutoTokenizer reads beside it; none of it is code.
 _TOKENIZER_FILES = (
-    _TOKENIZER,
+    _TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -32,12 +32,12 @@ _TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
-_EDGE = 1 << 20
+_EDGE_BYTES = 1 << 20
 # A vocabulary may be a little richer than the model's: tokens of a chat template, say.
-_MOST_DIFFERING = 0.05
+_MAX_DIFFERENT_SHARE = 0.05
 
 
-def check_folder(folder: Path) -> dict[str, Any]:
+def read_safe_config(folder: Path) -> dict[str, Any]:
     """The ``config.json`` of a folder whose model may be loaded: plain weights, no code.
 
     Raises:
@@ -52,72 +52,74 @@ def check_folder(folder: Path) -> dict[str, Any]:
             "FOLDER"
         )
     try:
-        config = read_object(folder / _CONFIG)
+        config = read_json_object(folder / _CONFIG_FILE)
     except ValueError as error:
         raise InputMissingError(
-            f"--init: {folder / _CONFIG} {error}; a folder that transformers' save_pretrained wrote "
+            f"--init: {folder / _CONFIG_FILE} {error}; a folder that transformers' save_pretrained wrote "
             "has one"
         ) from error
     kernel = str(config.get("attn_implementation") or config.get("_attn_implementation") or "")
     if "auto_map" in config or "/" in kernel:
         what = "auto_map" if "auto_map" in config else f"attn_implementation {kernel!r}"
         raise InputError(
-            f"--init: {folder / _CONFIG} has {what}: it asks for code from outside transformers, and "
+            f"--init: {folder / _CONFIG_FILE} has {what}: it asks for code from outside transformers, and "
             "none such is ever run. Use a model that transformers itself knows; where it knows this "
-            f"one, delete the entry from {_CONFIG}"
+            f"one, delete the entry from {_CONFIG_FILE}"
         )
     if "quantization_config" in config:
         raise InputError(
             f"--init: the weights in {folder} are quantized, which cannot be finetuned: take the "
             "folder of the full weights"
         )
-    _weight_files(folder)
+    _list_weight_files(folder)
     return config
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _list_weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model.
 
     Raises:
         InputMissingError: there are none, or a part is missing.
         InputError: there are pickles only.
     """
-    if (folder / _WEIGHTS).is_file():
-        return [folder / _WEIGHTS]
-    if not (folder / _WEIGHTS_INDEX).is_file():
-        pickles = [name for name in _PICKLES if (folder / name).is_file()]
+    if (folder / _WEIGHTS_FILE).is_file():
+        return [folder / _WEIGHTS_FILE]
+    if not (folder / _WEIGHTS_INDEX_FILE).is_file():
+        pickles = [name for name in _PICKLE_FILES if (folder / name).is_file()]
         if not pickles:
-            raise InputMissingError(f"--init: {folder} has no {_WEIGHTS}: it holds no model")
+            raise InputMissingError(f"--init: {folder} has no {_WEIGHTS_FILE}: it holds no model")
         raise InputError(
             f"--init: {folder} has its weights in {pickles[0]} only, a pickle, which can run code "
             "when it is opened and is never loaded. If you trust it, turn it into safetensors: "
             "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
     try:
-        parts = read_object(folder / _WEIGHTS_INDEX).get("weight_map")
+        parts = read_json_object(folder / _WEIGHTS_INDEX_FILE).get("weight_map")
     except ValueError as error:
-        raise InputError(f"--init: {folder / _WEIGHTS_INDEX} {error}") from error
+        raise InputError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {error}") from error
     names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
     wrong = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
     if wrong or not names:
         fault = f"names {wrong[0]!r}, which is no file beside it" if wrong else "names no file"
-        raise InputMissingError(f"--init: {folder / _WEIGHTS_INDEX} {fault}: fetch the model again")
+        raise InputMissingError(
+            f"--init: {folder / _WEIGHTS_INDEX_FILE} {fault}: fetch the model again"
+        )
     return [folder / name for name in names]
 
 
-def folder_fingerprint(folder: Path) -> str:
+def compute_folder_fingerprint(folder: Path) -> str:
     """Names a model: its config, and size, first and last MiB of each file of weights."""
     digest = xxhash.xxh3_128()
-    for file in (folder / _CONFIG, *_weight_files(folder)):
+    for file in (folder / _CONFIG_FILE, *_list_weight_files(folder)):
         size = file.stat().st_size
         with file.open("rb") as opened:
-            digest.update(f"{file.name} {size} ".encode() + opened.read(_EDGE))
-            opened.seek(max(0, size - _EDGE))
-            digest.update(opened.read(_EDGE))
+            digest.update(f"{file.name} {size} ".encode() + opened.read(_EDGE_BYTES))
+            opened.seek(max(0, size - _EDGE_BYTES))
+            digest.update(opened.read(_EDGE_BYTES))
     return digest.hexdigest()
 
 
-def tokenizer_note(folder: Path, store: Store) -> str | None:
+def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
     """What must be said of a store's tokenizer and that of a model; None when they are one.
 
     Raises:
@@ -125,12 +127,12 @@ def tokenizer_note(folder: Path, store: Store) -> str | None:
     """
     if store.manifest is None:
         return f"{store.location.name} names no tokenizer: whether its ids are the model's cannot be compared"
-    ours, theirs = _store_words(store), _folder_words(folder)
+    ours, theirs = _get_store_vocabulary(store), _get_folder_vocabulary(folder)
     if theirs is None:
-        return f"{folder} has no {_TOKENIZER} that can be compared with the store's tokenizer"
+        return f"{folder} has no {_TOKENIZER_FILE} that can be compared with the store's tokenizer"
     if ours is None:
         return (
-            f"the store was made by {store.tokenizer.name!r} and {folder} has a {_TOKENIZER}: the "
+            f"the store was made by {store.tokenizer.name!r} and {folder} has a {_TOKENIZER_FILE}: the "
             "model knows other ids than the store's, unless it was trained on such"
         )
     shared = ours.keys() & theirs.keys()
@@ -144,28 +146,28 @@ def tokenizer_note(folder: Path, store: Store) -> str | None:
     example += f"{theirs[differing[0]]!r} to the model" if differing else ""
     fact = (
         f"{len(differing):,} of {len(ours):,} ids of the store's tokenizer ({store.tokenizer.name!r}) "
-        f"are other tokens in {folder / _TOKENIZER}{example}, and {beyond:,} are not in it"
+        f"are other tokens in {folder / _TOKENIZER_FILE}{example}, and {beyond:,} are not in it"
     )
-    if len(differing) > _MOST_DIFFERING * len(ours):
+    if len(differing) > _MAX_DIFFERENT_SHARE * len(ours):
         raise TrainError(
             f"{fact}: the model would learn nonsense. Prepare the data with --tokenizer {folder}."
         )
     return fact
 
 
-def _store_words(store: Store) -> dict[int, str] | None:
+def _get_store_vocabulary(store: Store) -> dict[int, str] | None:
     """Tokens by id of a store's tokenizer; None where it is no tokenizer.json."""
     definition = store.tokenizer.state().get("tokenizer")
-    return None if definition is None else _words(json.dumps(definition))
+    return None if definition is None else _parse_vocabulary(json.dumps(definition))
 
 
-def _folder_words(folder: Path) -> dict[int, str] | None:
+def _get_folder_vocabulary(folder: Path) -> dict[int, str] | None:
     """Tokens by id of a model's tokenizer.json; None where there is none."""
-    file = folder / _TOKENIZER
-    return _words(file.read_text("utf-8")) if file.is_file() else None
+    file = folder / _TOKENIZER_FILE
+    return _parse_vocabulary(file.read_text("utf-8")) if file.is_file() else None
 
 
-def _words(definition: str) -> dict[int, str]:
+def _parse_vocabulary(definition: str) -> dict[int, str]:
     from tokenizers import Tokenizer  # noqa: PLC0415 - not needed to train from nothing
 
     vocabulary = Tokenizer.from_str(definition).get_vocab(with_added_tokens=True)
@@ -187,7 +189,7 @@ def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
     if there or store.manifest is None:
         return
     if (definition := store.tokenizer.state().get("tokenizer")) is not None:
-        (out / _TOKENIZER).write_text(json.dumps(definition, ensure_ascii=False), "utf-8")
+        (out / _TOKENIZER_FILE).write_text(json.dumps(definition, ensure_ascii=False), "utf-8")
         chat = store.tokenizer.chat
         # A model's class has one of its own in mind, whose rules need not be these.
         beside = {"tokenizer_class": "PreTrainedTokenizerFast", **chat.tokens}

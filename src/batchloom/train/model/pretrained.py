@@ -2,7 +2,7 @@
 
 ``position_ids`` restart with each document and no mask is given: from that transformers builds
 attention inside each document, where the model and its attention support it. A mask of ones
-or a cache would undo it silently. :meth:`Pretrained.prove_isolation` shows it for the model at
+or a cache would undo it silently. :meth:`PretrainedModel.prove_isolation` shows it for the model at
 hand before it is trained.
 
 transformers is imported here alone, with no network and no code but its own.
@@ -23,23 +23,23 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from batchloom import Store
-from batchloom.batches import leakage, leaks, probes
+from batchloom.batches import is_leaking, measure_leakage, select_probe_documents
 from batchloom.core.errors import InputError, MissingDependencyError, SettingsError, TrainError
-from batchloom.train.model.gpt_model import IGNORED
-from batchloom.train.model.model_folder import check_folder
+from batchloom.train.model.gpt_model import IGNORED_LABEL
+from batchloom.train.model.model_folder import read_safe_config
 from batchloom.train.train_settings import PretrainedSettings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 # What a model is given beside tokens and positions, by the names of its arguments.
-Given = Mapping[str, Any]
+ModelInputs = Mapping[str, Any]
 # Scores of a vocabulary held at once, in numbers: 128 MiB of float32.
-_MOST_SCORES = 1 << 25
+_MAX_SCORES = 1 << 25
 
 
 @final
-class Pretrained(nn.Module):
+class PretrainedModel(nn.Module):
     """The model of a folder, in float32 and without dropout.
 
     Args:
@@ -58,7 +58,7 @@ class Pretrained(nn.Module):
         self.model: Any = model
         model.train(mode=False)
         self.name, self._dtype = name, dtype
-        self.vocab_size = _embedding_rows(model)
+        self.vocab_size = _count_embedding_rows(model)
         self.window: int | None = getattr(model.config.get_text_config(), "sliding_window", None)
         body = model.base_model
         self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
@@ -76,40 +76,46 @@ class Pretrained(nn.Module):
         return self.model.config._attn_implementation or "its own"  # noqa: SLF001
 
     @property
-    def _half(self) -> bool:
+    def _needs_half_precision(self) -> bool:
         """Whether the attention's kernels know half precision only."""
         return self.attention.startswith("flash")
 
     def looking(self, device: torch.device) -> torch.autocast:
         """For looking at what the model does: float32, where that can be."""
-        return torch.autocast(device.type, torch.bfloat16, enabled=self._half)
+        return torch.autocast(device.type, torch.bfloat16, enabled=self._needs_half_precision)
 
     def compile_body(self) -> None:
         """Compile the layers in place; the names of the weights stay."""
         (self.model.base_model if self._head_is_plain else self.model).compile()
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor, media: Given | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor,
+        media: ModelInputs | None = None,
     ) -> Tensor:
         """Sum of the loss over the trained tokens, in nats: a scalar, float32.
 
         Arguments as of ``model.GPT``, and what else the model is given where there are media. Scores are made of
         trained tokens only, a bounded number at a time, where the head is nothing but a matrix.
         """
-        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        kept = following != IGNORED
+        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+        kept = following != IGNORED_LABEL
         if not self._head_is_plain:
             scores = self.logits(input_ids, position_ids, media)[kept]
             return functional.cross_entropy(scores.float(), following[kept], reduction="sum")
         hidden = self._call(self.model.base_model, input_ids, position_ids, media)[kept]
-        return summed_loss(self.model.get_output_embeddings(), hidden, following[kept])
+        return compute_summed_loss(self.model.get_output_embeddings(), hidden, following[kept])
 
-    def logits(self, input_ids: Tensor, position_ids: Tensor, media: Given | None = None) -> Tensor:
+    def logits(
+        self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None
+    ) -> Tensor:
         """Scores of every next token, [rows, seq_len, vocab_size]; arguments as of :meth:`forward`."""
         return self._call(self.model, input_ids, position_ids, media)
 
     def scores(
-        self, input_ids: Tensor, position_ids: Tensor, media: Given | None = None
+        self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None
     ) -> Callable[[int, slice], Tensor]:
         """What gives the scores of some tokens of a row, [tokens, vocab_size], all of which are never held at once.
 
@@ -123,7 +129,7 @@ class Pretrained(nn.Module):
         return lambda row, part: head(hidden[row, part])
 
     def _call(
-        self, part: Any, input_ids: Tensor, position_ids: Tensor, media: Given | None = None
+        self, part: Any, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None
     ) -> Tensor:
         given = {"input_ids": input_ids, "attention_mask": None, **(media or {})}
         if self._takes_positions:
@@ -133,14 +139,14 @@ class Pretrained(nn.Module):
         return found
 
     @torch.no_grad()
-    def find_head(self, store: Store) -> None:
+    def detect_linear_head(self, store: Store) -> None:
         """See whether the scores are the last states times a matrix, with nothing after it.
 
         Raises:
             TrainError: they are not finite.
         """
         device = next(self.parameters()).device
-        row = probes(store, 64)[0][None].to(device)
+        row = select_probe_documents(store, 64)[0][None].to(device)
         places = torch.arange(row.shape[1], device=device)[None]
         with self.looking(device):
             wanted = self.logits(row, places).float()
@@ -174,16 +180,16 @@ class Pretrained(nn.Module):
             TrainError: they do; names the model and what to change.
         """
         device = next(self.parameters()).device
-        documents = [document.to(device) for document in probes(store, seq_len)]
+        documents = [document.to(device) for document in select_probe_documents(store, seq_len)]
         with self.looking(device):
-            packed, mixed = leakage(
+            packed, mixed = measure_leakage(
                 lambda batch: self.logits(batch["input_ids"], batch["position_ids"]),
                 documents,
                 rows,
             )
-        return self.refuse_leak(packed, mixed, store)
+        return self.check_no_leak(packed, mixed, store)
 
-    def refuse_leak(self, packed: float, mixed: float, store: Store) -> float:
+    def check_no_leak(self, packed: float, mixed: float, store: Store) -> float:
         """Judge how far losses in packed rows are from those of the documents alone.
 
         Args:
@@ -197,7 +203,7 @@ class Pretrained(nn.Module):
         Raises:
             TrainError: they see each other.
         """
-        if leaks(packed, mixed, half=self._half):
+        if is_leaking(packed, mixed, half=self._needs_half_precision):
             raise TrainError(
                 f"{type(self.model).__name__} with {self.attention} attention lets packed documents see each "
                 f"other: on the first documents of {store.location.name} a token's loss differs by "
@@ -228,7 +234,7 @@ class Pretrained(nn.Module):
             file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
+def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of a head's scores, summed, with a bounded number of scores in memory.
 
     Args:
@@ -239,7 +245,7 @@ def summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
     Returns:
         A scalar, float32; it has a gradient, of zero, also for no tokens.
     """
-    rows = max(1, _MOST_SCORES // head.weight.shape[0])
+    rows = max(1, _MAX_SCORES // head.weight.shape[0])
 
     def part(states: Tensor, wanted: Tensor) -> Tensor:
         return functional.cross_entropy(head(states).float(), wanted, reduction="sum")
@@ -255,7 +261,7 @@ def summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
     return total
 
 
-def _transformers() -> Any:
+def _import_transformers() -> Any:
     """The package; it takes seconds to load, and only ``--init`` needs it.
 
     Raises:
@@ -277,12 +283,14 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
         InputMissingError: there is no model.
         InputError: it is none that can be finetuned here.
     """
-    hf = _transformers()
+    hf = _import_transformers()
     folder = Path(settings.init)
-    named = check_folder(folder)
+    named = read_safe_config(folder)
     hf.utils.logging.disable_progress_bar()
     stated = named.get("architectures") or []
-    if stated and not any(_classes(media=media).intersection(stated) for media in (False, True)):
+    if stated and not any(
+        _list_supported_classes(media=media).intersection(stated) for media in (False, True)
+    ):
         raise InputError(
             f"--init: {folder} holds {', '.join(map(str, stated))}, no causal language model: take a "
             "folder of one, as AutoModelForCausalLM saves it"
@@ -291,12 +299,12 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
         config: PretrainedConfig = hf.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except _faults() as error:
-        _refuse(folder, error)
+    except _list_load_errors() as error:
+        _raise_unusable_model(folder, error)
     return config
 
 
-def _classes(*, media: bool) -> set[str]:
+def _list_supported_classes(*, media: bool) -> set[str]:
     """The classes of transformers that can be finetuned on tokens alone, or on media, too."""
     known = importlib.import_module("transformers.models.auto.modeling_auto")
     name = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
@@ -304,14 +312,14 @@ def _classes(*, media: bool) -> set[str]:
     return set(getattr(known, name, {}).values())
 
 
-def _refuse_other_kind(folder: Path, config: "PretrainedConfig", *, media: bool) -> None:
+def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) -> None:
     """Refuse a model of text alone for a store with media, and one of media for a store of text.
 
     Raises:
         InputError: names its class.
     """
     stated = config.architectures or []
-    if not stated or _classes(media=media).intersection(stated):
+    if not stated or _list_supported_classes(media=media).intersection(stated):
         return
     what = ", ".join(map(str, stated))
     if media:
@@ -325,13 +333,13 @@ def _refuse_other_kind(folder: Path, config: "PretrainedConfig", *, media: bool)
     )
 
 
-def longest_row(config: "PretrainedConfig") -> int | None:
+def get_max_positions(config: "PretrainedConfig") -> int | None:
     """The most tokens a model was built for; None where it has no such bound."""
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     return most if isinstance(most, int) and most > 0 else None
 
 
-def blueprint(settings: PretrainedSettings, *, media: bool = False) -> "PreTrainedModel":
+def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "PreTrainedModel":
     """The model of a folder without the memory of its weights.
 
     Args:
@@ -343,12 +351,12 @@ def blueprint(settings: PretrainedSettings, *, media: bool = False) -> "PreTrain
         InputError: transformers cannot build it, or it is for other data.
     """
     config = read_model_config(settings)
-    _refuse_other_kind(Path(settings.init), config, media=media)
+    _check_model_kind(Path(settings.init), config, media=media)
     auto = "AutoModelForMultimodalLM" if media else "AutoModelForCausalLM"
-    faults: tuple[type[Exception], ...] = (*_faults(), RuntimeError)
+    faults: tuple[type[Exception], ...] = (*_list_load_errors(), RuntimeError)
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = getattr(_transformers(), auto).from_config(
+            model: PreTrainedModel = getattr(_import_transformers(), auto).from_config(
                 config,
                 attn_implementation=settings.attn_implementation,
                 trust_remote_code=False,
@@ -356,9 +364,9 @@ def blueprint(settings: PretrainedSettings, *, media: bool = False) -> "PreTrain
             )
     except faults as error:
         if (asked := settings.attn_implementation) is not None:
-            problem = f"{asked!r} cannot be had: {_first_line(error)}; leave it unset"
+            problem = f"{asked!r} cannot be had: {_get_first_line(error)}; leave it unset"
             raise SettingsError([f"model.attn_implementation: {problem}"]) from error
-        _refuse(Path(settings.init), error)
+        _raise_unusable_model(Path(settings.init), error)
     return model
 
 
@@ -370,7 +378,7 @@ def check_size(
     Raises:
         TrainError: names both sizes.
     """
-    rows, needed = _embedding_rows(model), store.vocab_size or 0
+    rows, needed = _count_embedding_rows(model), store.vocab_size or 0
     if rows < needed and not store.location.on_disk:
         raise TrainError(
             f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} "
@@ -391,7 +399,7 @@ def check_size(
         )
 
 
-def load(settings: PretrainedSettings, chosen: "PreTrainedModel") -> Pretrained:
+def load_pretrained(settings: PretrainedSettings, chosen: "PreTrainedModel") -> PretrainedModel:
     """The model of a folder with its weights, in float32.
 
     Args:
@@ -415,8 +423,8 @@ def load(settings: PretrainedSettings, chosen: "PreTrainedModel") -> Pretrained:
             local_files_only=True,
             output_loading_info=True,
         )
-    except _faults() as error:
-        _refuse(folder, error)
+    except _list_load_errors() as error:
+        _raise_unusable_model(folder, error)
     shapes = (name for name, *_ in told["mismatched_keys"])
     lacking = sorted((*told["missing_keys"], *shapes))
     if lacking:
@@ -426,26 +434,26 @@ def load(settings: PretrainedSettings, chosen: "PreTrainedModel") -> Pretrained:
             "folder again, or save the whole model"
         )
     named = read_model_config(settings).dtype
-    return Pretrained(model, str(folder), str(named or torch.float32).removeprefix("torch."))
+    return PretrainedModel(model, str(folder), str(named or torch.float32).removeprefix("torch."))
 
 
-def _embedding_rows(model: Any) -> int:
+def _count_embedding_rows(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def _faults() -> tuple[type[Exception], ...]:
+def _list_load_errors() -> tuple[type[Exception], ...]:
     """What transformers raises over a config or weights that are none."""
     strict = importlib.import_module("huggingface_hub.errors").StrictDataclassError
     plain = (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError)
     return (*plain, SafetensorError, strict)
 
 
-def _refuse(folder: Path, error: Exception) -> NoReturn:
+def _raise_unusable_model(folder: Path, error: Exception) -> NoReturn:
     raise InputError(
-        f"--init: transformers {_transformers().__version__} cannot load {folder}: {_first_line(error)}"
+        f"--init: transformers {_import_transformers().__version__} cannot load {folder}: {_get_first_line(error)}"
     ) from error
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
