@@ -22,7 +22,7 @@ from batchloom.testing import append_documents, write_store
 from batchloom.tokens import resolve_tokenizer
 from batchloom.train import RunFolder
 from chat.conftest import metaspace
-from prepare.stores import jsonl
+from preparation.stores import jsonl
 from single_settings import make_loader
 from sources.hub_server import hub_serving
 

@@ -12,7 +12,7 @@ from batchloom import Loader, open_store
 from batchloom.adapters.accelerate import attach
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.core.errors import TrainError
-from streams.streams import small_stream, write_texts
+from raw_streams.streams import small_stream, write_texts
 
 if __name__ == "__main__":
     data, out = sys.argv[1:]

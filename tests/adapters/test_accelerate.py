@@ -1,4 +1,4 @@
-"""Accelerate keeps the loader's place, and steps where its steps end; the batches are shown in tests/comparison."""
+"""Accelerate keeps the loader's place, and steps where its steps end; the batches are shown in tests/analysis/compare."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from batchloom.batches import BatchOptions
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 from processes import run_two_ranks
-from streams.streams import small_stream, write_texts
+from raw_streams.streams import small_stream, write_texts
 
 accelerate = pytest.importorskip("accelerate")
 

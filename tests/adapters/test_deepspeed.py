@@ -1,4 +1,4 @@
-"""DeepSpeed over gloo; the batches and losses of ZeRO 2, and its resume, are shown in tests/comparison."""
+"""DeepSpeed over gloo; the batches and losses of ZeRO 2, and its resume, are shown in tests/analysis/compare."""
 
 from pathlib import Path
 

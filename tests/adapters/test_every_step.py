@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader
 
 import batchloom
 from adapters.small import small_store
+from analysis.compare.warm import run_warm
 from batchloom import SettingsError, StateError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.analysis.compare import FRAMEWORKS, BatchWitness, iter_expected_entries
 from batchloom.examples.job import adamw, tiny_model
-from comparison.warm import run_warm
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")

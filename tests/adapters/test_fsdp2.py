@@ -6,12 +6,12 @@ from torch.distributed.checkpoint import state_dict_saver
 
 import batchloom
 from adapters.small import small_store
+from analysis.compare.warm import run_warm
 from batchloom import StateError
 from batchloom.adapters.checkpoints import find_newest_checkpoint
 from batchloom.adapters.fsdp2 import begin_async_save, load_fsdp2, load_newest_fsdp2, save_fsdp2
 from batchloom.analysis.compare import iter_expected_entries
 from batchloom.examples.job import adamw, tiny_model
-from comparison.warm import run_warm
 
 SIZES = {"seq_len": 64, "global_batch_size": 4}
 

@@ -84,8 +84,8 @@ def test_the_table_is_the_plans_own_counts(store):
     assert path.parent == store.path / "plans"
     adopted = batchloom.Loader(store, **SPEC).plan
     assert load_table(adopted.orders.order(0), folders)
-    assert [adopted.orders.locate(p) for p in range(200)] == [
-        counted.orders.locate(p) for p in range(200)
+    assert [adopted.run.locate(p) for p in range(200)] == [
+        counted.run.locate(p) for p in range(200)
     ]
     assert (
         table_name(

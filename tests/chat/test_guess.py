@@ -8,7 +8,7 @@ import batchloom
 from batchloom.chat import parse_mapping
 from batchloom.core.errors import SchemaError
 from batchloom.store import LabelledAnswers, PreferencePairs
-from prepare.stores import jsonl
+from preparation.stores import jsonl
 
 ASKED = {"role": "user", "content": "<asked>"}
 

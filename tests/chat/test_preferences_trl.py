@@ -10,7 +10,7 @@ import pytest
 import batchloom
 from batchloom.store import LabelledAnswers, PreferencePairs
 from chat.conversations import CHATML
-from prepare.stores import jsonl
+from preparation.stores import jsonl
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore")

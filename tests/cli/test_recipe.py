@@ -7,7 +7,7 @@ import pytest
 from batchloom import SettingsError
 from batchloom.cli import run_command_line
 from batchloom.preparation import make_request
-from prepare.stores import jsonl, tree
+from preparation.stores import jsonl, tree
 
 
 @pytest.fixture

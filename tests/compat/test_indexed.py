@@ -11,7 +11,7 @@ from batchloom.compat import GPTDataLoader, IndexedDataset, PretrainingDataset
 from batchloom.store import remove_documents
 from batchloom.testing import append_documents, write_store
 from oracles import megatron, megatron_prefix
-from prepare.stores import jsonl
+from preparation.stores import jsonl
 
 DOCUMENTS = [[[1, 2, 3], [4]], [], [[5, 6]], [[7], [8, 9], [10, 11, 12, 13]], [[14, 15]]]
 

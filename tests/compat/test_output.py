@@ -9,7 +9,7 @@ from batchloom.compat import (
     create_huggingface_dataset,
 )
 from batchloom.testing import write_store
-from prepare.stores import jsonl
+from preparation.stores import jsonl
 
 DOORS = {
     "sft": lambda output: SFTDataset("in.jsonl", "bytes", output=output),

@@ -11,7 +11,7 @@ import pytest
 
 from batchloom import InputError
 from batchloom.compat import SFTDataset, create_huggingface_dataset
-from prepare.stores import jsonl
+from preparation.stores import jsonl
 from sources.hub_server import hub_serving
 
 WORDS = ["spider", "bee", "legs", "how many", "eight", "six"]

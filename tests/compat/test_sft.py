@@ -15,7 +15,7 @@ from batchloom import TokenizerError
 from batchloom.compat import SFTDataset
 from batchloom.core.errors import RecordError, SchemaError
 from chat.conftest import folders  # noqa: F401
-from prepare.stores import jsonl
+from preparation.stores import jsonl
 from sources.hub_server import hub_serving
 from sources.test_saved import save
 

@@ -30,8 +30,8 @@ from batchloom.store import (
 )
 from media.made import encoded, picture, talk
 from media.processors import MADE, save
-from prepare.s3_relay import Fault
-from prepare.test_far import assert_same, keys
+from preparation.s3_relay import Fault
+from preparation.test_far import assert_same, keys
 from sources.web import Web, serving
 from store.far import behind_relay, kept, retry_at_once, same_batches, to_bucket, to_memory
 

@@ -28,9 +28,9 @@ from media.films import film
 from media.made import encoded, picture, sound, talk
 from media.test_batches import saved
 from media.test_tars import packed, pairs
+from raw_streams.streams import small_stream, write_lines
+from raw_streams.test_keep import files_of, prepared
 from single_settings import make_loader
-from streams.streams import small_stream, write_lines
-from streams.test_keep import files_of, prepared
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SLOW = pytest.mark.slow

@@ -177,7 +177,7 @@ PLAN = (
         "plan/order/lane_plan.py",
         "int(ends[-1]) if len(ends) else 0\n",
         "int(ends[-1]) - 1 if len(ends) else 0\n",
-        ("plan/test_lanes.py", "streams/test_keep.py"),
+        ("plan/test_lanes.py", "raw_streams/test_keep.py"),
     ),
 )
 
@@ -268,7 +268,7 @@ BATCHES = (
         "batches/loading/combined_store.py",
         "masks = store.mask(documents[at] - first, starts[at], lengths[at])",
         "masks = store.mask(documents[at] - first, 0 * starts[at], lengths[at])",
-        ("batches/test_mixture.py", "prepare/test_chat.py"),
+        ("batches/test_mixture.py", "preparation/test_chat.py"),
     ),
     # The first id behind the vocabulary reaches the model.
     Mutant(
@@ -319,7 +319,7 @@ STORE = (
         "store/format/provenance.py",
         'line = number + 1 if source.kind == "jsonl" else None',
         'line = number if source.kind == "jsonl" else None',
-        ("store/test_whence.py", "prepare/test_store.py", "cli/test_explain.py"),
+        ("store/test_whence.py", "preparation/test_store.py", "cli/test_explain.py"),
     ),
     # The end tokens of a removed document carry a loss.
     Mutant(
@@ -343,7 +343,7 @@ STORE = (
         "store/maintain/removal.py",
         "with nullcontext() if dry_run else lock_store(folder):",
         "with nullcontext():",
-        ("store/test_generations.py", "store/test_remove.py", "prepare/test_guards.py"),
+        ("store/test_generations.py", "store/test_remove.py", "preparation/test_guards.py"),
     ),
     # In a large remote store appended documents are read from the first generation's tokens.
     Mutant(
@@ -387,7 +387,7 @@ PREPARATION = (
         "for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
         "(work.out / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))\n"
         "    for folder in [work.store / name for name in SUBSETS if (work.store / name).is_dir()]:",
-        ("prepare/test_resume.py", "prepare/test_torture.py"),
+        ("preparation/test_resume.py", "preparation/test_torture.py"),
     ),
     # A job fails with exactly as many bad records as its budget allows.
     Mutant(
@@ -395,7 +395,7 @@ PREPARATION = (
         "preparation/report/progress.py",
         "if self.quarantined > count_allowed_bad(self._max_bad, self.records):",
         "if self.quarantined >= count_allowed_bad(self._max_bad, self.records):",
-        ("prepare/test_bad_input.py", "prepare/test_convert.py"),
+        ("preparation/test_bad_input.py", "preparation/test_convert.py"),
     ),
     # Appended documents stay although the store holds the same documents already.
     Mutant(
@@ -403,7 +403,7 @@ PREPARATION = (
         "preparation/phases/later_phases.py",
         "number=one.unit.number + len(self._older.files),",
         "number=one.unit.number,",
-        ("prepare/test_append.py",),
+        ("preparation/test_append.py",),
     ),
     # A document that was moved to val once comes to train when it is appended again.
     Mutant(
@@ -411,7 +411,7 @@ PREPARATION = (
         "preparation/phases/duplicate_resolution.py",
         "natural, known = self.membership, (*self.settled, *overrides)",
         "natural, known = self.membership, overrides",
-        ("prepare/test_append.py",),
+        ("preparation/test_append.py",),
     ),
     # An imported file loses its last document if that is one token without an end token.
     Mutant(
@@ -419,7 +419,7 @@ PREPARATION = (
         "preparation/imports/token_files.py",
         "if last + 1 < tokens.size:",
         "if last + 2 < tokens.size:",
-        ("prepare/test_import.py", "store/test_export.py"),
+        ("preparation/test_import.py", "store/test_export.py"),
     ),
     # Documents begin with the end token where the model expects its beginning token.
     Mutant(
@@ -427,7 +427,7 @@ PREPARATION = (
         "preparation/documents/document_arrays.py",
         "made[begins] = tokenizer.bos_id",
         "made[begins] = tokenizer.end_id",
-        ("prepare/test_store.py", "tokens"),
+        ("preparation/test_store.py", "tokens"),
     ),
     # The provenance of documents is wrong behind the first 65,536 input files.
     Mutant(
@@ -435,7 +435,7 @@ PREPARATION = (
         "preparation/phases/unit_shards.py",
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint32)',
         'parts = (rows["part"] + np.uint32(first_part)).astype(np.uint16)',
-        ("prepare/test_many_files.py",),
+        ("preparation/test_many_files.py",),
     ),
     # The order of the quarantine depends on timing, and so on the number of workers.
     Mutant(
@@ -443,7 +443,11 @@ PREPARATION = (
         "preparation/units/unit_files.py",
         "if not self._bad_in_order:",
         "if False:",
-        ("prepare/test_bad_order.py", "prepare/test_bad_input.py", "prepare/test_preferences.py"),
+        (
+            "preparation/test_bad_order.py",
+            "preparation/test_bad_input.py",
+            "preparation/test_preferences.py",
+        ),
     ),
     # --restart keeps the unit of a file that was written anew with the same size.
     Mutant(
@@ -451,7 +455,7 @@ PREPARATION = (
         "preparation/units/units.py",
         "content.get(part.source.path, part.source.mtime_ns),",
         "content.get(part.source.path, 0),",
-        ("prepare/test_disturbed.py", "prepare/test_resume.py"),
+        ("preparation/test_disturbed.py", "preparation/test_resume.py"),
     ),
     # Line numbers in the quarantine are too low behind the first part of a large file.
     Mutant(
@@ -459,7 +463,11 @@ PREPARATION = (
         "preparation/phases/finish.py",
         "before[part.source.path] = starts[-1] + counts.records",
         "before[part.source.path] = starts[-1] + counts.documents",
-        ("prepare/test_formats.py", "prepare/test_bad_input.py", "prepare/test_store.py"),
+        (
+            "preparation/test_formats.py",
+            "preparation/test_bad_input.py",
+            "preparation/test_store.py",
+        ),
     ),
     # Two runs prepare into one folder at the same time.
     Mutant(
@@ -467,7 +475,11 @@ PREPARATION = (
         "preparation/units/work_folder.py",
         "self._take_lock()",
         "self._lock.truncate(0)",
-        ("prepare/test_disturbed.py", "prepare/test_resume.py", "prepare/test_guards.py"),
+        (
+            "preparation/test_disturbed.py",
+            "preparation/test_resume.py",
+            "preparation/test_guards.py",
+        ),
     ),
     # A long conversation loses a turn that would have ended exactly at the limit.
     Mutant(
@@ -486,7 +498,7 @@ CHAT = (
         "chat/templates/trained_spans.py",
         "chosen = set(assistants[-1:] if last else assistants)",
         "chosen = set(assistants[:1] if last else assistants)",
-        ("chat/test_turns.py", "prepare/test_chat.py"),
+        ("chat/test_turns.py", "preparation/test_chat.py"),
     ),
     # The default weight of 1 makes a user's or a system's turn a trained one.
     Mutant(
@@ -518,7 +530,7 @@ CHAT = (
         "chat/schema/token_rows.py",
         "trained = mask if trained is None else trained & mask",
         "trained = mask if trained is None else trained | mask",
-        ("chat/test_schemas.py", "chat/test_faults.py", "prepare/test_chat.py"),
+        ("chat/test_schemas.py", "chat/test_faults.py", "preparation/test_chat.py"),
     ),
     # With a system column the prompt counts as the first turn of the completion.
     Mutant(
@@ -537,7 +549,7 @@ STREAMS = (
         "streaming/lane.py",
         "skip = begin.taken",
         "skip = 0",
-        ("streams/test_streams.py", "streams/test_keep.py"),
+        ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),
     ),
     # States of ranks that stand at different steps are merged into one.
     Mutant(
@@ -545,7 +557,7 @@ STREAMS = (
         "streaming/stream_state.py",
         'for name in ("fingerprint", "position"):',
         'for name in ("fingerprint",):',
-        ("streams/test_streams.py", "streams/test_keep.py"),
+        ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),
     ),
     # The end of each large file is never streamed.
     Mutant(
@@ -553,7 +565,7 @@ STREAMS = (
         "streaming/record_ranges.py",
         "pairwise([*range(part.start, part.stop, step), part.stop]):",
         "pairwise(range(part.start, part.stop, step)):",
-        ("streams/test_streams.py", "streams/test_keep.py"),
+        ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),
     ),
     # A stream that goes on inside a stretch keeps it for the store without its first records.
     Mutant(
@@ -561,7 +573,7 @@ STREAMS = (
         "streaming/lane.py",
         "if self._keep is not None and begin.epoch == 0 and whole:",
         "if self._keep is not None and begin.epoch == 0:",
-        ("streams/test_keep.py",),
+        ("raw_streams/test_keep.py",),
     ),
     # A stream trains the documents of the val subset.
     Mutant(
@@ -569,7 +581,7 @@ STREAMS = (
         "streaming/lane.py",
         "mine = codes == 0",
         "mine = codes != 2",
-        ("streams/test_streams.py", "streams/test_keep.py"),
+        ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),
     ),
 )
 

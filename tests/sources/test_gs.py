@@ -17,8 +17,8 @@ from batchloom.remote import (
     upload_retry as far_asking,
 )
 from batchloom.sources import list_sources
-from prepare.s3_relay import Fault, relaying
-from prepare.stores import make, tree
+from preparation.s3_relay import Fault, relaying
+from preparation.stores import make, tree
 from sources.reading import Read
 from sources.web import Handler, serving
 

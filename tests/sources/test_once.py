@@ -12,7 +12,7 @@ from batchloom import InputError
 from batchloom.core.errors import AccessError
 from batchloom.remote import block_file as blocks, read_cache as kept
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources, prefetch_sources
-from prepare.stores import make, tree
+from preparation.stores import make, tree
 from sources.reading import Read
 from sources.test_tables import FORMS, write
 

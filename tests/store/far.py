@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from batchloom.remote import client as reach, range_requests as ranges
-from prepare.s3_relay import relaying
+from preparation.s3_relay import relaying
 
 SECRET = "k3yphrase"
 

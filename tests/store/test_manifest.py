@@ -16,7 +16,7 @@ from batchloom import InputError, Loader, StoreError, check, open_store
 from batchloom.cli import run_command_line
 from batchloom.store import read_manifest, remove_documents
 from batchloom.testing import append_documents, write_store
-from prepare.s3_relay import Fault
+from preparation.s3_relay import Fault
 from sources.web import Handler, Web, serving
 from store.far import behind_relay, to_bucket
 from store.test_hostile import edit_manifest

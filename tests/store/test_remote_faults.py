@@ -10,7 +10,7 @@ import pytest
 from batchloom import Loader, StoreError, open_store
 from batchloom.core.errors import AccessError, DownloadError
 from batchloom.testing import write_store
-from prepare.s3_relay import Fault
+from preparation.s3_relay import Fault
 from processes import run_ranks, start_processes
 from store.far import SECRET, behind_relay, documents, kept, retry_at_once, same_batches, to_bucket
 from store.far_rank import SETTINGS, digests

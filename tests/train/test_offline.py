@@ -9,7 +9,7 @@ import pytest
 
 from chat.conftest import byte_level
 from chat.conversations import CHATML
-from prepare.stores import jsonl
+from preparation.stores import jsonl
 from train.folders import write_model
 
 # Every attempt is refused and written down: one that is made and forgiven is an attempt, too.

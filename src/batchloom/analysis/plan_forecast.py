@@ -193,7 +193,7 @@ def forecast_plan(
 
 def _estimate_cut_padding(plan: Plan) -> float:
     """Padding of the first window where each step is cut to its longest row."""
-    lengths = plan.rows(*plan.orders.window(0)).lengths
+    lengths = plan.rows(*plan.run.window(0)).lengths
     size = plan.spec.global_batch_size
     longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
     return 1 - int(lengths.sum()) / (int(longest.sum()) * size)

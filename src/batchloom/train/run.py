@@ -191,7 +191,7 @@ def has_targets(loader: Loader, steps: int) -> bool:
     looked_at = _MAX_CHECKED_MASKED_ROWS if store.masked else _MAX_CHECKED_ROWS
     while position < stop:
         # Rows grouped by length may come from anywhere in their window.
-        place = plan.orders.locate(plan.orders.window(position)[0])
+        place = plan.run.locate(plan.run.window(position)[0])
         if place is None or place.epoch:
             return False
         end = min(stop, position + looked_at)

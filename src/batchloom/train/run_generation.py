@@ -48,7 +48,7 @@ def find_initial_generation(
     if number is None or number == newest.location.generation:
         return None
     # Where it was compacted away, this says so before anything is built.
-    newest.reader.read_manifest(number)
+    newest.reader.files.read_manifest(number)
     if ranks.first:
         _LOG.info(
             "The run was begun on generation %d of %s and goes on with it; the newest is %d.",

@@ -56,7 +56,7 @@ def assign_step_ranks(data: Plan | Loader, step: int, world_size: int) -> Ints:
     if isinstance(data, Loader) and data.spec.balance and world_size > 1:
         return deal_balanced(data.costs.of(plan, plan.rows(start, stop)), world_size)
     if lanes > 1 and lanes % world_size == 0:
-        return plan.orders.lanes_of(start, stop) % world_size
+        return plan.run.lanes_of(start, stop) % world_size
     return deal_contiguous(size, world_size)
 
 

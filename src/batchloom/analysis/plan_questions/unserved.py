@@ -41,7 +41,7 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     if last < 0:
         return "the run has no step"
     # Of a window of group_by_length that has begun, the rows still to come count as its turn.
-    end = min(plan.orders.window(plan.positions_of(last)[1] - 1)[1], plan.positions)
+    end = min(plan.run.window(plan.positions_of(last)[1] - 1)[1], plan.positions)
     served = _count_served(plan, number, end)
     if not served:
         return f"source {name!r} has no weight up to step {last:,}{_describe_later_start(plan, number, end)}"

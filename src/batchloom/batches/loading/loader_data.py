@@ -62,12 +62,12 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
         return
     if theirs == store.fingerprint or store.manifest is None or not store.location.on_disk:
         return
-    newest = store.reader.read_manifest()
+    newest = store.reader.files.read_manifest()
     number = find_generation(newest, store.split, theirs, store.contents.media)
     if number is None:
         return
     # Where it was compacted away, this says so.
-    store.reader.read_manifest(number)
+    store.reader.files.read_manifest(number)
     raise StateError(
         f"The state was made on generation {number} of {store.location.name}, and generation "
         f"{store.location.generation} is open: "

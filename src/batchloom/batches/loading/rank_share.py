@@ -188,7 +188,7 @@ def select_rank_rows(
         rows, positions = reorder_rows(rows, own), start + own
     elif lanes > 1 and lanes % place.world_size == 0:
         part = (place.rank, place.world_size)
-        rows, positions = plan.rows(start, stop, part), plan.orders.positions_in(start, stop, part)
+        rows, positions = plan.rows(start, stop, part), plan.run.positions_in(start, stop, part)
     else:
         first, last = rank_positions(0, stop - start, place.rank, place.world_size)
         rows, positions = (
@@ -249,7 +249,7 @@ def assign_row_ranks(
     start, stop = plan.positions_of(step)
     ranks = np.zeros(costs.shape[-1], np.int64)
     for rank in range(world_size):
-        ranks[plan.orders.positions_in(start, stop, (rank, world_size)) - start] = rank
+        ranks[plan.run.positions_in(start, stop, (rank, world_size)) - start] = rank
     return ranks
 
 

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from batchloom.plan.order.length_groups import LengthGroupedRows
 from batchloom.plan.order.plan import Plan
 from batchloom.plan.order.row_windows import RowWindows
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.timeline import TimelineSegment
+from batchloom.plan.packing import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def find_document_positions(
     last = min(last_step, plan.steps - 1)
     end = plan.positions_of(last)[1]
     # What a window holds is served anywhere in it.
-    end = min(plan.orders.window(end - 1)[1], plan.positions)
+    end = min(plan.run.window(end - 1)[1], plan.positions)
     plan.orders.timeline.segment_at(max(end - 1, 0))
     segments = [s for s in plan.orders.timeline.segments() if number in s.sources.tolist()]
     found: list[DocumentPosition] = []
@@ -61,7 +64,7 @@ def _find_in_era(
     epoch, epochs = order.first_epoch, plan.orders.epoch_limit(number)
     found = [
         one
-        for lane, index, of in order.find_remainder_indices(document)
+        for lane, index, of in _find_remainder_indices(order, document)
         if (epochs is None or of < epochs)
         and (one := _locate_sequence(plan, segments, (number, lane, index), of))
     ]
@@ -70,7 +73,7 @@ def _find_in_era(
     ):
         found += [
             one
-            for lane, index in order.indices(document, epoch)
+            for lane, index in _find_indices(order, document, epoch)
             if (one := _locate_sequence(plan, segments, (number, lane, index), epoch))
         ]
         epoch += 1
@@ -80,7 +83,7 @@ def _find_in_era(
 
 def _group_by_length(plan: Plan, found: list[DocumentPosition]) -> list[DocumentPosition]:
     """Return where sequences are served when rows are grouped by length."""
-    grouped = LengthGroupedRows(RowWindows(plan.orders))
+    grouped = LengthGroupedRows(RowWindows(plan.run))
     with plan.orders.lock:
         positions = [grouped.served(one.position) for one in found]
     return [
@@ -98,8 +101,7 @@ def _has_epoch_begun(
     end: int,
 ) -> bool:
     """Whether an epoch of a source has begun before a position, in any lane."""
-    if not order.is_counted:
-        order.count_all()
+    _count_pools(order)
     last = segments[-1]
     until = min(plan.orders.timeline.until(last) or end, end)
     served = last.served(max(until, last.position))[number]
@@ -132,3 +134,44 @@ def _locate_sequence(
             DocumentPosition(step, row, position, epoch) if first + row == position < stop else None
         )
     return None
+
+
+def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[tuple[int, int]]:
+    """Return (lane, index) of the sequences of an epoch that hold a document."""
+    _count_pools(order)
+    pool = order.pools.find_pool(document)
+    lane, pools = pool % order.lanes, order.epoch(epoch)
+    slot = int(np.flatnonzero(pools.orders[lane] == pool)[0])
+    if (epoch, slot) < order.begins[lane][:2]:
+        return []
+    before = int(pools.ends[lane][slot - 1]) if slot else pools.rests[lane]
+    rows = _find_rows_with(order.entered(pool, epoch), document)
+    return [_find_server(order, epoch, lane, before + row) for row in rows]
+
+
+def _find_remainder_indices(order: SourceOrder, document: int) -> list[tuple[int, int, int]]:
+    """Return (lane, index, epoch) of the sequences that hold a document among those an edit packed anew."""
+    _count_pools(order)
+    return [
+        (*_find_server(order, order.begins[lane].epoch, lane, row), order.begins[lane].epoch)
+        for lane, rest in enumerate(order.rests)
+        for row in (_find_rows_with(rest, document) if rest is not None else [])
+    ]
+
+
+def _count_pools(order: SourceOrder) -> None:
+    if not order.is_counted:
+        order.count_all()
+
+
+def _find_server(order: SourceOrder, epoch: int, lane: int, inside: int) -> tuple[int, int]:
+    """Return the lane that serves a lane's sequence of an epoch, and its index there."""
+    lanes, indices = order.find_servers(epoch, np.array([lane]), np.array([inside]))
+    return int(lanes[0]), int(indices[0])
+
+
+def _find_rows_with(rows: Rows, document: int) -> list[int]:
+    """Return the rows that hold a document."""
+    spans = np.flatnonzero(rows.documents == document)
+    numbers: list[int] = np.unique(rows.pointers.searchsorted(spans, side="right") - 1).tolist()
+    return numbers

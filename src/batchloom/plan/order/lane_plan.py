@@ -30,8 +30,9 @@ from batchloom.plan.order.plan_state import (
     describe_other_settings,
     wrap_state_errors,
 )
+from batchloom.plan.order.run_positions import WHOLE
 from batchloom.plan.order.source_order import SourceOrder
-from batchloom.plan.order.source_orders import SOURCE, WHOLE
+from batchloom.plan.order.source_orders import SOURCE
 from batchloom.plan.order.timeline import StepRange, build_run_layout
 from batchloom.plan.packing import (
     ORDER_VERSION,
@@ -178,6 +179,11 @@ class LaneOrders:
         """Return the orders whose pools are counted: none."""
         return []
 
+
+@final
+class LanePositions:
+    """The positions of a run in the order of lanes, under the names of :class:`RunPositions`."""
+
     def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
         """Return the positions of a part: (r, R) is of those that are r modulo R."""
         rank, ranks = part
@@ -213,7 +219,7 @@ class LanePlan:
                 f"The stretches end at document {int(bounds[-1])} and the subset has {store.lengths.size}: it is not "
                 "what a stream kept, or documents were appended or moved since."
             )
-        self.orders = LaneOrders(store, self.spec, bounds)
+        self.orders, self.run = LaneOrders(store, self.spec, bounds), LanePositions()
 
     def __repr__(self) -> str:
         spec = self.spec
@@ -282,7 +288,7 @@ class LanePlan:
     def rows(self, start: int, stop: int, part: tuple[int, int] = WHOLE) -> Rows:
         """The rows of positions ``start`` to ``stop - 1``, or of a part of them."""
         with self.orders.lock:
-            return self._rows(self.orders.positions_in(start, stop, part))
+            return self._rows(self.run.positions_in(start, stop, part))
 
     def _rows(self, positions: NDArray[np.int64]) -> Rows:
         pieces, places = [], []

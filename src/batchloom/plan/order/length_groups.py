@@ -53,8 +53,8 @@ class LengthGroupedRows:
     """
 
     def __init__(self, windows: RowWindows) -> None:
-        self._windows, self._orders = windows, windows.orders
-        self._steps = self._orders.spec.group_by_length
+        self._windows, self._run = windows, windows.run
+        self._steps = self._run.orders.spec.group_by_length
         # By the first position of a window: its order and its rows, which is 52 bytes a row.
         self._kept: dict[int, tuple[Ints, Rows]] = {}
 
@@ -64,7 +64,7 @@ class LengthGroupedRows:
             return self._windows.rows(start, stop, part)
         pieces, position = [], start
         while position < stop:
-            begin, end = self._orders.window(position)
+            begin, end = self._run.window(position)
             _, rows = self._entered(begin, end)
             pieces.append(slice_rows(rows, position - begin, min(stop, end) - begin))
             position = end
@@ -74,14 +74,14 @@ class LengthGroupedRows:
         """Return the position before grouping of the row at a position."""
         if not self._steps:
             return position
-        begin, stop = self._orders.window(position)
+        begin, stop = self._run.window(position)
         return begin + int(self._entered(begin, stop)[0][position - begin])
 
     def served(self, position: int) -> int:
         """Return where the row is served whose position before grouping is given; inverts :meth:`held`."""
         if not self._steps:
             return position
-        begin, stop = self._orders.window(position)
+        begin, stop = self._run.window(position)
         order = self._entered(begin, stop)[0]
         return begin + int(np.flatnonzero(order == position - begin)[0])
 
@@ -93,8 +93,8 @@ class LengthGroupedRows:
         rows = self._windows.rows(begin, stop, (0, 1))
         # One document is a row's only span; past the end of the run there is none.
         count = len(rows.lengths)
-        key = derive_key(self._orders.spec.seed, "", "grouped steps", -1, begin)
-        size = self._orders.course.range_at(begin).size
+        key = derive_key(self._run.orders.spec.seed, "", "grouped steps", -1, begin)
+        size = self._run.orders.course.range_at(begin).size
         order = np.arange(stop - begin)
         order[:count] = order_by_length(rows.lengths, size, key)
         entered = (order, reorder_rows(rows, order))

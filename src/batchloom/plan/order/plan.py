@@ -11,7 +11,8 @@ from batchloom.plan.order.length_groups import LengthGroupedRows
 from batchloom.plan.order.plan_identity import PlanIdentity
 from batchloom.plan.order.plan_state import build_state, resume_from_state
 from batchloom.plan.order.row_windows import RowWindows
-from batchloom.plan.order.source_orders import WHOLE, SourceOrders
+from batchloom.plan.order.run_positions import WHOLE, RunPositions
+from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.packing import ExcludedDocuments, PlanSpec, Rows
 
 
@@ -34,7 +35,8 @@ class Plan:
         edits: As given.
         stores: Stores by source name.
         names: Source names, in the order of their numbers in rows. A lone store is called ``data``.
-        orders: The inside of the plan: the order of each source, its counts, and the timeline that serves them.
+        orders: The order of each source, its counts, and the timeline that serves them.
+        run: Which positions carry data, and the sequence that each one holds.
 
     Raises:
         PlanError: a source without documents, that gives no sequence, or with a document too long with
@@ -53,7 +55,8 @@ class Plan:
         self.orders = SourceOrders(data, spec, edits, known)
         self.spec, self.edits = self.orders.spec, self.orders.edits
         self.stores, self.names = self.orders.stores, self.orders.names
-        self._rows = LengthGroupedRows(RowWindows(self.orders))
+        self.run = RunPositions(self.orders)
+        self._rows = LengthGroupedRows(RowWindows(self.run))
         self._make_identity = PlanIdentity(self.orders)
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
@@ -71,11 +74,6 @@ class Plan:
             f"Plan({', '.join(self.names)}: {steps}{spec.global_batch_size:,} sequences of {spec.seq_len:,} tokens, "
             f"packing {spec.packing}, seed {spec.seed}{edits})"
         )
-
-    @property
-    def documents(self) -> int:
-        """Documents of all sources."""
-        return sum(store.lengths.size for store in self.stores.values())
 
     def edited(self, *edits: Edit) -> "Plan":
         """Return the plan with further edits; it takes over what is known of this one.
@@ -108,13 +106,13 @@ class Plan:
     @property
     def positions(self) -> int:
         """Positions of the run's steps that carry data; the first after the last of them."""
-        return self.orders.positions
+        return self.run.end
 
     @property
     def steps(self) -> int:
         """Exact number of steps of the run; of ``steps`` those before its sources are exhausted, where they end it."""
         if self.spec.steps is not None:
-            if not self.orders.may_run_out:
+            if not self.run.may_run_out:
                 return self.spec.steps
             timeline, course = self.orders.timeline, self.orders.course
             timeline.segment_at(course.first_position(self.spec.steps) - 1)
@@ -129,10 +127,10 @@ class Plan:
         """Return whether the run has a step; answers without counting pools far ahead."""
         if step < 0:
             return False
-        if self.spec.steps is not None and (step >= self.spec.steps or not self.orders.may_run_out):
+        if self.spec.steps is not None and (step >= self.spec.steps or not self.run.may_run_out):
             return step < self.spec.steps
         first, stop = self.positions_of(step)
-        return self.orders.holds(stop - 1 if self.spec.last == "drop" else first)
+        return self.run.carries_data(stop - 1 if self.spec.last == "drop" else first)
 
     def spec_at(self, step: int) -> PlanSpec:
         """Return the settings of a step: ``global_batch_size`` and ``seq_len`` may have been edited."""
@@ -195,7 +193,7 @@ class Plan:
             PlanError: a negative position.
         """
         with self.orders.lock:
-            return build_state(self.orders, self._make_identity, position)
+            return build_state(self.run, self._make_identity, position)
 
     def resume(self, state: dict[str, Any]) -> int:
         """Check a state against this plan and return the position to go on with.
@@ -208,7 +206,7 @@ class Plan:
                 plan; names each field that differs.
         """
         with self.orders.lock:
-            return resume_from_state(self.orders, self._make_identity, state)
+            return resume_from_state(self.run, self._make_identity, state)
 
 
 def _epochs_at(orders: SourceOrders, position: int) -> dict[str, float]:

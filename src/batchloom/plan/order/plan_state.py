@@ -10,6 +10,7 @@ from batchloom.core.errors import StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan.mixture import Mixture
 from batchloom.plan.order.plan_identity import PlanIdentity
+from batchloom.plan.order.run_positions import RunPositions
 from batchloom.plan.order.source_cuts import SourceCut
 from batchloom.plan.order.source_order import Cursor, compute_quotas
 from batchloom.plan.order.source_orders import SourceOrders
@@ -17,13 +18,14 @@ from batchloom.plan.order.timeline import TimelineSegment
 from batchloom.plan.packing import ORDER_VERSION
 
 
-def build_state(orders: SourceOrders, identity: PlanIdentity, position: int) -> dict[str, Any]:
+def build_state(run: RunPositions, identity: PlanIdentity, position: int) -> dict[str, Any]:
     """Return the state at a position."""
     if position < 0:
         raise StateError(f"Position {position} does not exist; positions count from 0.")
-    past = orders.spec.steps is None and not orders.holds(position)
+    orders = run.orders
+    past = orders.spec.steps is None and not run.carries_data(position)
     # At the end of a run, the pool of its last sequence: a longer run goes on from there.
-    known = _window_start(orders, position, orders.positions if past else None)
+    known = _window_start(run, position, run.end if past else None)
     segment = orders.timeline.segment_at(known)
     plain: dict[str, Any] = {
         "order_version": ORDER_VERSION,
@@ -31,7 +33,7 @@ def build_state(orders: SourceOrders, identity: PlanIdentity, position: int) -> 
         "identity": identity.origin,
         "edits": identity.journal,
         "position": position,
-        "end": orders.positions if past else None,
+        "end": run.end if past else None,
         "sources": _collect_cursors(orders, segment, known) if segment else {},
     }
     gone = {
@@ -53,9 +55,9 @@ def build_state(orders: SourceOrders, identity: PlanIdentity, position: int) -> 
     return {**plain, "check": fingerprint(plain)}
 
 
-def _window_start(orders: SourceOrders, position: int, end: int | None) -> int:
+def _window_start(run: RunPositions, position: int, end: int | None) -> int:
     """What the sources' places in a state are of: of a window that has begun, all rows are looked up."""
-    return orders.window(position if end is None else max(min(position, end) - 1, 0))[0]
+    return run.window(position if end is None else max(min(position, end) - 1, 0))[0]
 
 
 def _collect_cursors(
@@ -98,8 +100,9 @@ def _cursor_to_plain(cursor: Cursor) -> dict[str, int]:
     return {"epoch": cursor.epoch, "slot": cursor.slot, "before": cursor.before}
 
 
-def resume_from_state(orders: SourceOrders, identity: PlanIdentity, state: dict[str, Any]) -> int:
+def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str, Any]) -> int:
     """Check a state and return the position to go on with."""
+    orders = run.orders
     position, end, cursors = _parse_state(orders, identity, state)
     names = {name: number for number, name in enumerate(orders.names)}
     tails = {
@@ -108,7 +111,7 @@ def resume_from_state(orders: SourceOrders, identity: PlanIdentity, state: dict[
     }
     # Behind the end of its run a state tells of no source that is exhausted there.
     told = position if end is None else max(min(position, end) - 1, 0)
-    begun = _window_start(orders, position, end) if orders.spec.group_by_length else told
+    begun = _window_start(run, position, end) if orders.spec.group_by_length else told
     orders.timeline.adopt(
         {names[n]: where for n, where in state.get("exhausted", {}).items()}, begun, tails
     )
@@ -120,7 +123,7 @@ def resume_from_state(orders: SourceOrders, identity: PlanIdentity, state: dict[
         order = orders.order(names[name], era)
         for lane, cursor in enumerate(places):
             order.anchor(lane, cursor)
-    if end is not None and position > end and orders.holds(end):
+    if end is not None and position > end and run.carries_data(end):
         step, inside = orders.course.step_at(end)
         return orders.course.first_position(step) if inside else int(end)
     return position

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.plan.mixture import Mixture
-from batchloom.plan.order.source_orders import WHOLE, SourceOrders
+from batchloom.plan.order.run_positions import WHOLE, RunPositions
 from batchloom.plan.order.timeline import TimelineSegment
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, set_source, slice_rows
 
@@ -22,11 +22,12 @@ class RowWindows:
     Callers hold the lock of the orders.
 
     Args:
-        orders: What serves each position.
+        run: The positions of the run.
     """
 
-    def __init__(self, orders: SourceOrders) -> None:
-        self.orders = orders
+    def __init__(self, run: RunPositions) -> None:
+        self.run, self.orders = run, run.orders
+        orders = self.orders
         # One source in one lane that nobody edits: positions are its own numbers.
         self._plain = not (
             isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1
@@ -40,7 +41,7 @@ class RowWindows:
         """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
         if self._plain:
             epochs = None if self.orders.spec.steps is not None else self.orders.spec.epochs or 1
-            end = stop if epochs else max(min(stop, self.orders.positions), start)
+            end = stop if epochs else max(min(stop, self.run.end), start)
             return join_rows(self.orders.order(0).rows(0, start, end, epochs), stop - start)
         first, last, rows = self._window(start, stop, part)
         if (first, last) == (start, stop):
@@ -87,16 +88,14 @@ class RowWindows:
             if stop <= position < end:
                 end = position
         if self.orders.spec.steps is not None:
-            end = max(min(end, self.orders.positions), stop)
+            end = max(min(end, self.run.end), stop)
         return end
 
     def _made(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
-        end = (
-            stop if self.orders.spec.steps is None else max(min(stop, self.orders.positions), start)
-        )
+        end = stop if self.orders.spec.steps is None else max(min(stop, self.run.end), start)
         pieces = []
-        for segment, a, b in self.orders.segments_in(start, end):
-            positions = self.orders.positions_in(a, b, part)
+        for segment, a, b in self.run.segments_in(start, end):
+            positions = self.run.positions_in(a, b, part)
             if segment is None:
                 continue
             if segment.era > self._era:

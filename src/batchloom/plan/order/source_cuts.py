@@ -129,7 +129,7 @@ def _find_unserved(order: SourceOrder, epoch: int, served: Ints) -> _UnservedSeq
     left = indices >= served[by]
     touched = np.zeros(order.lanes, bool)
     touched[lanes[~left]] = True
-    begins = np.clip(served - order.earlier(epoch), 0, own)
+    begins = np.clip(served - order.quotas(epoch), 0, own)
     return _UnservedSequences(begins, own, lanes[left], numbers[left], touched)
 
 
@@ -141,7 +141,7 @@ def _find_unserved_lent(
     at = [one if epochs is None else min(one, epochs) for one in at]
     stop = max(at) + 1 if epochs is None else min(max(at) + 1, epochs)
     left = {epoch: _find_unserved(order, epoch, served) for epoch in range(min(at), stop)}
-    begun = [int(order.earlier(epoch)[lane]) for lane, epoch in enumerate(at)]
+    begun = [int(order.quotas(epoch)[lane]) for lane, epoch in enumerate(at)]
     found: list[tuple[Rows | None, int, int]] = []
     for lane, mine in enumerate(at):
         # What is left of epochs it is through counts as of the last of them.

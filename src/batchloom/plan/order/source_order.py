@@ -321,47 +321,12 @@ class SourceOrder:
         run = min(one.run, int(given[lender]) - number, left)
         return one._replace(run=run, cursor=None)
 
-    def indices(self, document: int, epoch: int) -> list[tuple[int, int]]:
-        """(lane, index) of the sequences that hold a document in an epoch; counts every pool if need be.
-
-        What an edit packed anew is told by :meth:`rest_indices`.
-        """
-        if self.total < 0:
-            self.count_all()
-        pool = self.pools.find_pool(document)
-        found, lane = self.epoch(epoch), pool % self.lanes
-        slot = int(np.flatnonzero(found.orders[lane] == pool)[0])
-        if (epoch, slot) < self.begins[lane][:2]:
-            return []
-        rows = self.entered(pool, epoch)
-        before = int(found.ends[lane][slot - 1]) if slot else found.rests[lane]
-        return [self._find_server(epoch, lane, before + n) for n in _find_rows_with(rows, document)]
-
-    def find_remainder_indices(self, document: int) -> list[tuple[int, int, int]]:
-        """(lane, index, epoch) of the sequences that hold a document among those that an edit packed anew."""
-        if self.total < 0:
-            self.count_all()
-        return [
-            (*self._find_server(self.begins[lane].epoch, lane, n), self.begins[lane].epoch)
-            for lane, rest in enumerate(self.rests)
-            for n in (_find_rows_with(rest, document) if rest is not None else [])
-        ]
-
     def shares(self, epoch: int) -> tuple[Ints, Ints]:
         """How many sequences of an epoch each lane is asked for, and how many it has; counts every pool."""
         asked = compute_quotas(self._before(epoch + 1), self.lanes)
         asked -= compute_quotas(self._before(epoch), self.lanes)
         found = self.epoch(epoch)
         return asked, np.array([found.has(lane) for lane in range(self.lanes)], np.int64)
-
-    def earlier(self, epoch: int) -> Ints:
-        """Sequences each lane is asked for before an epoch, int64 [lanes]; counts every pool."""
-        return compute_quotas(self._before(epoch), self.lanes)
-
-    def _find_server(self, epoch: int, lane: int, inside: int) -> tuple[int, int]:
-        """The lane that serves a lane's sequence of an epoch, and its index there."""
-        lanes, indices = self.find_servers(epoch, np.array([lane]), np.array([inside]))
-        return int(lanes[0]), int(indices[0])
 
     def find_servers(self, epoch: int, owners: Ints, insides: Ints) -> tuple[Ints, Ints]:
         """The lanes that serve sequences of lanes' own in an epoch, and their indices there; counts every pool."""
@@ -373,7 +338,7 @@ class SourceOrder:
         lanes = np.where(lent, taken.searchsorted(numbers, side="right"), owners)
         lanes = np.minimum(lanes, self.lanes - 1)
         inside = np.where(lent, has[lanes] + numbers - (taken[lanes] - short[lanes]), insides)
-        return lanes, inside + self.earlier(epoch)[lanes]
+        return lanes, inside + self.quotas(epoch)[lanes]
 
     def _walk(self, lane: int, index: int, epochs: int | None) -> SequenceLocation | None:
         begin, anchors = self.begins[lane], self.anchors[lane]
@@ -523,10 +488,3 @@ def compute_quotas(sequences: int, lanes: int) -> Ints:
 def _count_dealt(counts: Ints, of: Ints, lanes: int) -> int:
     """How many sequences have to be dealt one by one so that each lane has had so many."""
     return int(((counts - 1) * lanes + of + 1)[counts > 0].max(initial=0))
-
-
-def _find_rows_with(rows: Rows, document: int) -> list[int]:
-    """The rows that hold a document."""
-    held = np.flatnonzero(rows.documents == document)
-    numbers: list[int] = np.unique(rows.pointers.searchsorted(held, side="right") - 1).tolist()
-    return numbers

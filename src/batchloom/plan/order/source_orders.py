@@ -27,15 +27,13 @@ from batchloom.plan.order.plan_checks import check_run
 from batchloom.plan.order.source_cuts import SourceCut, compute_source_cut, continue_after_cut
 from batchloom.plan.order.source_order import (
     PoolCountCache,
-    SequenceLocation,
     SourceOrder,
     compute_quotas,
 )
-from batchloom.plan.order.timeline import StepRange, Timeline, TimelineSegment, build_run_layout
+from batchloom.plan.order.timeline import StepRange, Timeline, build_run_layout
 from batchloom.plan.packing import ExcludedDocuments, PlanSpec, Pools, describe_window_conflict
 
 SOURCE = "data"
-WHOLE = (0, 1)
 
 # By era and number of the source.
 _Key = tuple[int, int]
@@ -397,104 +395,6 @@ class SourceOrders:
     def sequences_per_epoch(self) -> int:
         """Sequences of one epoch of a plan of one store; counts every pool first."""
         return self.order(self._only(), len(self._seq_lens) - 1).sequences
-
-    @cached_property
-    def positions(self) -> int:
-        """Positions of the run's steps that carry data."""
-        if self.spec.steps is not None:
-            return self.course.first_position(self.spec.steps)
-        if isinstance(self.data, Mixture):
-            return self.timeline.find_end()
-        epochs = self.spec.epochs or 1
-        marks = [position for position, _ in self.course.cuts]
-        self.timeline.segment_at(max(marks, default=0))
-        for segment in self.timeline.segments():
-            order, until = self.order(0, segment.era), self.timeline.until(segment)
-            if until is not None and order.surely_has(segment.served(until)[0], epochs):
-                continue
-            quotas = order.quotas(epochs).tolist()
-            # The run ends at the first position of any lane for which nothing is left.
-            places = [segment.place(0, lane, end) for lane, end in enumerate(quotas)]
-            end = min(segment.position if place is None else place for place in places)
-            if until is None or end < until:
-                return end
-        raise AssertionError("the last segment of one store has no end but that of its epochs")
-
-    @property
-    def may_run_out(self) -> bool:
-        """Whether exhausted sources can end the run before its ``steps``."""
-        return isinstance(self.data, Mixture) and self.data.exhausted != "repeat"
-
-    def holds(self, position: int) -> bool:
-        """Return whether a position of a run without a number of steps carries data."""
-        if isinstance(self.data, Mixture):
-            with self.lock:
-                return self.timeline.segment_at(position) is not None
-        return self.locate(position) is not None
-
-    def locate(self, position: int) -> SequenceLocation | None:
-        """Find the sequence of a position, as it is before rows are grouped by length.
-
-        Return None past the end of the run, and for one store past its epochs.
-        """
-        epochs = None if isinstance(self.data, Mixture) else self.spec.epochs or 1
-        with self.lock:
-            segment = self.timeline.segment_at(position)
-            if segment is None:
-                return None
-            if segment.plain:
-                number, lane, index = int(segment.sources[0]), 0, segment.index(position)
-            else:
-                sources, lanes, indices = segment.at(np.array([position]))
-                number, lane, index = int(sources[0]), int(lanes[0]), int(indices[0])
-            return self.order(number, segment.era).find(lane, index, epochs)
-
-    def window(self, position: int) -> tuple[int, int]:
-        """Return first and last + 1 of the positions whose rows are grouped by length with one's."""
-        steps = self.spec.group_by_length
-        if not steps:
-            return position, position + 1
-        stretch = self.course.range_at(position)
-        size = steps * stretch.size
-        start = position - (position - stretch.position) % size
-        stop = start + size
-        if self.spec.steps is not None:
-            # The last window of a run ends with the run.
-            end = self.course.first_position(self.spec.steps)
-            start, stop = (start, min(stop, end)) if position < end else (max(start, end), stop)
-        return start, stop
-
-    def segments_in(self, start: int, stop: int) -> list[tuple[TimelineSegment | None, int, int]]:
-        """Split a range of positions at the segments of the timeline; None past the end of the run."""
-        parts: list[tuple[TimelineSegment | None, int, int]] = []
-        while start < stop:
-            segment = self.timeline.segment_at(start)
-            until = stop if segment is None else self.timeline.until(segment) or stop
-            # The end of the segment may have been found just now.
-            if segment is not None:
-                self.timeline.segment_at(min(until, stop) - 1)
-                until = self.timeline.until(segment) or stop
-            parts.append((segment, start, min(until, stop)))
-            start = min(until, stop)
-        return parts
-
-    def lanes_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the lane of each of the positions ``start`` to ``stop - 1``, int64 [stop - start]."""
-        with self.lock:
-            lanes = np.arange(start, stop) % self.spec.lanes
-            for segment, first, last in self.segments_in(start, stop):
-                if segment is not None:
-                    lanes[first - start : last - start] = segment.at(np.arange(first, last))[1]
-            return lanes
-
-    def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
-        """Return the positions of a part of ``start`` to ``stop - 1``, in the order of its rows."""
-        positions = np.arange(start, stop)
-        if part == WHOLE or start == stop:
-            return positions
-        rank, ranks = part
-        inside: NDArray[np.int64] = positions[self.lanes_of(start, stop) % ranks == rank]
-        return inside
 
 
 def _may_give_nothing(spec: PlanSpec, store: PlanStore) -> bool:

@@ -19,6 +19,7 @@ from batchloom.preparation.units import (
     WorkFolder,
     combine_part_hashes,
     encode_quarantine_line,
+    read_bad_records,
 )
 from batchloom.sources import ReadRules
 from batchloom.sources.files import Source
@@ -290,7 +291,7 @@ def _write_quarantine(work: WorkFolder, done: CompletedJob) -> None:
                 for part, counts in zip(one.unit.parts, one.facts.parts, strict=True):
                     starts.append(before.get(part.source.path, 0))
                     before[part.source.path] = starts[-1] + counts.records
-                for number, record in work.bad_records(one.folder.name):
+                for number, record in read_bad_records(one.folder):
                     source = one.unit.parts[number].source
                     file.write(encode_quarantine_line(source, done.rules, starts[number], record))
             file.flush()

@@ -36,6 +36,8 @@ from batchloom.preparation.units import (
     TokenizedUnit,
     UnitDedupCounts,
     WorkFolder,
+    read_dedup_counts,
+    read_unit_shards,
 )
 from batchloom.preparation.workers import Executor, TaskMessage, iter_task_events
 from batchloom.store import ShardEntry, write_file
@@ -92,7 +94,8 @@ class LaterPhases:
     def settle(self, crew: Executor, found: DuplicateFiles) -> list[UnitDedupCounts]:
         """What is left of every unit."""
         kept = {
-            one.unit.number: self._work.unit_dedup_counts(one.unit.number) for one in self._units
+            one.unit.number: read_dedup_counts(self._work.kept(one.unit.number))
+            for one in self._units
         }
         todo = [one for one in self._units if kept[one.unit.number] is None]
         orders = {
@@ -192,7 +195,7 @@ class LaterPhases:
         moved = set(decision.moved)
         for one, left, numbers in zip(self._units, kept, decision.shards, strict=True):
             number = one.unit.number
-            found = self._work.unit_shards(number)
+            found = read_unit_shards(self._work.shards(number))
             if found is not None:
                 shards[number] = found
                 tell(number, found=True)

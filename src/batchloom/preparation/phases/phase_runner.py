@@ -67,6 +67,7 @@ from batchloom.preparation.units import (
     describe_missed_shares,
     make_cuts_tasks,
     plan_units,
+    read_unit_facts,
     select_unit_cuts,
 )
 from batchloom.preparation.workers import (
@@ -236,7 +237,7 @@ class PhaseRunner:
         tally = JobCounters(self._listener, recipe.max_bad, self._listing.bytes)
         losses = CrashTracker(self._units, self._note, together=bool(self._pieces))
         rules = self._readings.rules
-        found = (self._work.unit_facts(folder.name) for folder in folders)
+        found = (read_unit_facts(folder) for folder in folders)
         tokenizing = TokenizePhase(self._units, found, rules, tally, losses, self._note)
         resumed = sum(one is not None for one in tokenizing.facts)
         if resumed:

@@ -96,6 +96,8 @@ from .work_folder import (
     attempt_folder as attempt_folder,
     move_into_place as move_into_place,
     open_attempt_file as open_attempt_file,
+    read_bad_records as read_bad_records,
+    read_dedup_counts as read_dedup_counts,
     read_unit_facts as read_unit_facts,
     read_unit_shards as read_unit_shards,
     translate_read_errors as translate_read_errors,

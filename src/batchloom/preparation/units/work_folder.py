@@ -226,6 +226,19 @@ def read_unit_shards(folder: Path) -> dict[str, list[ShardEntry]] | None:
     return _read_json(folder / SHARDS_NAME, dict[str, list[ShardEntry]])
 
 
+def read_dedup_counts(folder: Path) -> UnitDedupCounts | None:
+    """Return what is left of a unit without duplicates; None where that is not known."""
+    return _read_json(folder / DEDUP_COUNTS_NAME, UnitDedupCounts)
+
+
+def read_bad_records(folder: Path) -> Iterator[tuple[int, BadRecord]]:
+    """Read the bad records of a unit, each with the number of its part."""
+    path = folder / BAD_NAME
+    with translate_read_errors(path), open_regular_file(path) as file:
+        for line in file:
+            yield msgspec.json.decode(line, type=tuple[int, BadRecord])
+
+
 def _read_json(path: Path, kind: type[T]) -> T | None:
     with translate_read_errors(path):
         try:
@@ -406,25 +419,6 @@ class WorkFolder:
         """Keep aside records of a unit, so that a later run does, too."""
         every = {**self.excluded(), identity: excluded}
         write_file(self.path / "excluded.json", msgspec.json.encode(every))
-
-    def unit_facts(self, identity: str) -> UnitFacts | None:
-        """What came of a unit; None where its first phase is not finished."""
-        return read_unit_facts(self.unit(identity))
-
-    def bad_records(self, identity: str) -> Iterator[tuple[int, BadRecord]]:
-        """What a unit kept aside, as its temporary files say it, each with the number of its part."""
-        path = self.unit(identity) / BAD_NAME
-        with translate_read_errors(path), open_regular_file(path) as file:
-            for line in file:
-                yield msgspec.json.decode(line, type=tuple[int, BadRecord])
-
-    def unit_dedup_counts(self, number: int) -> UnitDedupCounts | None:
-        """What is left of a unit; None where that is not known."""
-        return _read_json(self.kept(number) / DEDUP_COUNTS_NAME, UnitDedupCounts)
-
-    def unit_shards(self, number: int) -> dict[str, list[ShardEntry]] | None:
-        """A unit's shards by subset; None where they are not written."""
-        return read_unit_shards(self.shards(number))
 
     def decision(self) -> Decision | None:
         """What was decided over all units; None where it was not."""

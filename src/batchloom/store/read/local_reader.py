@@ -67,6 +67,67 @@ class _Mapped(NamedTuple):
     known: bytearray
 
 
+def name_shard_file(table: ShardTable, shard: int, suffix: str) -> Path:
+    """Return the path of a file of a shard."""
+    stem = table.places[shard].stem
+    return stem.with_name(stem.name + suffix)
+
+
+@final
+class LocalFiles:
+    """Reads the files beside the tokens of a subset on this machine.
+
+    Args:
+        path: the store's folder, or the prefix.
+        manifest: the store's manifest; None for a bare prefix.
+        table: the subset's shards.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest | None, table: ShardTable) -> None:
+        self._path, self._manifest, self.table = path, manifest, table
+
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
+        """Read the provenance of documents of a shard; of all if ``rows`` is None."""
+        origins = map_provenance(name_shard_file(self.table, shard, ".docs"))
+        refuse_unlike_count(origins, self.table, shard)
+        sources = self._manifest.sources if self._manifest else ()
+        return check_known_parts(
+            origins if rows is None else origins.take(rows), sources, self._path
+        )
+
+    def sides(self, shard: int) -> PairIndex:
+        """Read the pairs and sides of a shard of preferences."""
+        preferences = self._manifest.preferences if self._manifest else ""
+        documents = self.table.places[shard].documents
+        return map_pair_index(name_shard_file(self.table, shard, ".pairs"), documents, preferences)
+
+    def media(self, shard: int) -> MediaRows:
+        """Map the media index of a shard that has one."""
+        return map_media(
+            name_shard_file(self.table, shard, ".media"), self.table.places[shard].documents
+        )
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        """Read bytes of the ``.blobs`` of a shard, as far as the file reaches."""
+        return read_blob(name_shard_file(self.table, shard, ".blobs"), begin, size)
+
+    def file(self, name: str) -> bytes:
+        """Read a small file of the store."""
+        return read_regular_file(self._path / name, SMALL_FILE_LIMIT)
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer of the store."""
+        if self._manifest is None:
+            raise StoreError(
+                f"{self._path} is a bare Megatron prefix: it does not say which tokenizer made it."
+            )
+        return load_stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:
+        """Read the manifest of a generation as it is now, of the newest if None."""
+        return read_manifest(self._path, generation)
+
+
 @final
 class LocalReader:
     """Reads a subset from mapped files, checked as they are read if asked for.
@@ -98,6 +159,7 @@ class LocalReader:
         self._path, self._split, self._manifest = path, split, manifest
         self.lengths, self._shards, self._checks = lengths, shards, checks
         self.table: ShardTable = shards.table
+        self.files = LocalFiles(path, manifest, self.table)
         self.dtype = shards.dtype
         self._shift = self.dtype.itemsize.bit_length() - 1
         self.tokens = sum(place.bytes for place in self.table.places) // self.dtype.itemsize
@@ -198,53 +260,10 @@ class LocalReader:
         if self._checks is not None:
             self._checks.mask(shard)
         tokens = self.table.places[shard].bytes // self.dtype.itemsize
-        return map_mask(self._file_of(shard, ".mask"), tokens)
+        return map_mask(name_shard_file(self.table, shard, ".mask"), tokens)
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Do nothing: there is nothing to fetch."""
-
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of documents of a shard; of all if ``rows`` is None."""
-        origins = map_provenance(self._file_of(shard, ".docs"))
-        refuse_unlike_count(origins, self.table, shard)
-        sources = self._manifest.sources if self._manifest else ()
-        return check_known_parts(
-            origins if rows is None else origins.take(rows), sources, self._path
-        )
-
-    def sides(self, shard: int) -> PairIndex:
-        """Read the pairs and sides of a shard of preferences."""
-        preferences = self._manifest.preferences if self._manifest else ""
-        documents = self.table.places[shard].documents
-        return map_pair_index(self._file_of(shard, ".pairs"), documents, preferences)
-
-    def media(self, shard: int) -> MediaRows:
-        """Map the media index of a shard that has one."""
-        return map_media(self._file_of(shard, ".media"), self.table.places[shard].documents)
-
-    def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Read bytes of the ``.blobs`` of a shard, as far as the file reaches."""
-        return read_blob(self._file_of(shard, ".blobs"), begin, size)
-
-    def file(self, name: str) -> bytes:
-        """Read a small file of the store."""
-        return read_regular_file(self._path / name, SMALL_FILE_LIMIT)
-
-    def read_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer of the store."""
-        if self._manifest is None:
-            raise StoreError(
-                f"{self._path} is a bare Megatron prefix: it does not say which tokenizer made it."
-            )
-        return load_stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
-
-    def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the manifest of a generation as it is now, of the newest if None."""
-        return read_manifest(self._path, generation)
-
-    def _file_of(self, shard: int, suffix: str) -> Path:
-        stem = self.table.places[shard].stem
-        return stem.with_name(stem.name + suffix)
 
 
 @final

@@ -167,6 +167,131 @@ def _read_remote_file(base: str, name: str) -> bytes:
 
 
 @final
+class RemoteFiles:
+    """Reads the files beside the tokens of a subset of a remote store.
+
+    Args:
+        url: of the store's folder.
+        manifest: of the generation that is open.
+        subset: its name.
+        table: the shards of the subset.
+        files: the files of the subset, by number.
+        blocks: reads and caches their blocks.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        manifest: Manifest,
+        subset: str,
+        table: ShardTable,
+        files: RemoteFileTable,
+        blocks: RemoteBlocks,
+    ) -> None:
+        self.url, self._manifest, self._entry = url, manifest, manifest.subsets[subset]
+        self.table, self._files, self._blocks = table, files, blocks
+        self._media: dict[int, MediaRows] = {}
+
+    def media(self, shard: int) -> MediaRows:
+        """The ``.media`` of a shard that has one; those of some shards are kept.
+
+        Raises:
+            StoreError: it is gone, was changed, or contradicts itself; or the manifest does not say how large it is.
+            InputError: it cannot be reached.
+        """
+        found = self._media.get(shard)
+        if found is None:
+            entry = self._entry.shards[shard]
+            if entry.media_bytes is None:
+                raise StoreError(
+                    f"The manifest of {redact_url(self.url)} does not say how large the media files of "
+                    f"{entry.name} are, as "
+                    "those of older stores: copy the store here, or prepare the data again."
+                )
+            found = parse_media(*self.read_whole(self._files.media[shard]), entry.documents)
+            if len(self._media) >= _MAX_CACHED_MEDIA:
+                self._media.clear()
+            self._media[shard] = found
+        return found
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        """Bytes of a shard's ``.blobs``; of what lies behind its end nothing.
+
+        Raises:
+            StoreError: it is gone, or was changed.
+            InputError: it cannot be reached.
+        """
+        number = self._files.blobs[shard]
+        inside = 0 if number < 0 else self._files.files[number].size - begin
+        if min(size, inside) <= 0:
+            return b""
+        at = np.array([self.find_blobs(shard) + begin], np.int64)
+        (found,) = self._blocks.read(at, np.array([min(size, inside)]), np.dtype(np.uint8))
+        return found.tobytes()
+
+    def find_blobs(self, shard: int) -> int:
+        """Return where the ``.blobs`` of a shard begins among the blocks of all files, in bytes."""
+        return BLOCK_BYTES * self._files.files[self._files.blobs[shard]].base
+
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
+        """Read the provenance of documents of a shard; of all if ``rows`` is None.
+
+        Only the blocks of ``rows`` are fetched, and they are compared with no checksum.
+        """
+        if rows is None:
+            origins = parse_provenance(*self.read_whole(self._files.docs[shard]))
+            refuse_unlike_count(origins, self.table, shard)
+        else:
+            origins = self._provenance_rows(shard, rows)
+        return check_known_parts(origins, self._manifest.sources, Path(redact_url(self.url)))
+
+    def _provenance_rows(self, shard: int, rows: Ids) -> ProvenanceTable:
+        file, documents = (
+            self._files.files[self._files.docs[shard]],
+            self._entry.shards[shard].documents,
+        )
+        begins = BLOCK_BYTES * file.base + np.concatenate(
+            [place + width * rows for place, width in locate_provenance_columns(documents)]
+        )
+        sizes = np.repeat([width for _, width in locate_provenance_columns(documents)], len(rows))
+        found = self._blocks.read(begins, sizes, np.dtype(np.uint8))
+        columns = [
+            b"".join(data.tobytes() for data in found[at * len(rows) : (at + 1) * len(rows)])
+            for at in range(4)
+        ]
+        return ProvenanceTable(
+            np.frombuffer(columns[0], "<u8").reshape(-1, 2),
+            np.frombuffer(columns[1], "<u8"),
+            np.frombuffer(columns[2], "<u8"),
+            np.frombuffer(columns[3], "<u4"),
+        )
+
+    def sides(self, shard: int) -> PairIndex:
+        """The ``.pairs`` of a shard of a store of preferences."""
+        content = self.read_whole(self._files.pairs[shard])
+        return parse_pair_index(
+            *content, self._entry.shards[shard].documents, self._manifest.preferences
+        )
+
+    def read_whole(self, number: int) -> tuple[memoryview, Path]:
+        """The content of a file, and its name for the words of errors."""
+        name = f"{redact_url(self.url)}/{self._files.files[number].name}"
+        return self._blocks.whole([number])[0].data, Path(name)
+
+    def file(self, name: str) -> bytes:
+        """A small file of the store that no process keeps; raises FileNotFoundError."""
+        return _read_remote_file(self.url, name)
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer of the store."""
+        return load_stored_tokenizer(self.file, redact_url(self.url), self._manifest.tokenizer)
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:
+        """Read the manifest of a generation as it is now, of the newest if None."""
+        return open_remote_manifest(self.url, generation)
+
+
+@final
 class RemoteSubset:
     """Reads a subset of a remote store through a cache of blocks on this machine.
 
@@ -219,7 +344,6 @@ class RemoteSubset:
         self._documents, self._tokens = ends, tokens
         files = self._files.files
         self._own_bytes = sum(shard.bytes + (shard.blobs_bytes or 0) for shard in entry.shards)
-        self._media: dict[int, MediaRows] = {}
         bins = BLOCK_BYTES * np.array([files[number].base for number in self._files.bins], np.int64)
         # From the tokens of the subset before a document to where it lies among the blocks of all files.
         self._shifts = bins - tokens[:-1] * self.dtype.itemsize
@@ -232,6 +356,7 @@ class RemoteSubset:
                 for shard in entry.shards
             ]
         )
+        self.files = RemoteFiles(self.url, manifest, subset, self.table, self._files, self._blocks)
         self.removed = self._load_removed()
         masked = list_masked_shards(manifest, subset, self.table.places)
         limit = compute_mapped_limit(len(entry.shards), 2 + bool(masked))
@@ -314,59 +439,18 @@ class RemoteSubset:
                 continue
             wanted = np.zeros(self._entry.shards[shard].documents, bool)
             wanted[documents[shards == shard] - self._documents[shard]] = True
-            rows = self.media(shard).rows
+            rows = self.files.media(shard).rows
             size = self._files.files[self._files.blobs[shard]].size
             mine = rows[wanted[rows["document"]] & (rows["blob"] != NOT_STORED)]
             # What a damaged file says lies elsewhere is told by who reads it.
             mine = mine[(mine["blob"] <= size) & (mine["size"] <= size)]
             mine = mine[mine["blob"] + mine["size"] <= size]
-            begins = self._blob_begin(shard) + mine["blob"].astype(np.int64)
+            begins = self.files.find_blobs(shard) + mine["blob"].astype(np.int64)
             starts.append(begins // BLOCK_BYTES)
             stops.append(-(-(begins + mine["size"].astype(np.int64)) // BLOCK_BYTES))
         if not starts:
             return merge_intervals([], [])
         return merge_intervals(np.concatenate(starts), np.concatenate(stops))
-
-    def _blob_begin(self, shard: int) -> int:
-        """Where the ``.blobs`` of a shard begins among the blocks of all files, in bytes."""
-        return BLOCK_BYTES * self._files.files[self._files.blobs[shard]].base
-
-    def media(self, shard: int) -> MediaRows:
-        """The ``.media`` of a shard that has one; those of some shards are kept.
-
-        Raises:
-            StoreError: it is gone, was changed, or contradicts itself; or the manifest does not say how large it is.
-            InputError: it cannot be reached.
-        """
-        found = self._media.get(shard)
-        if found is None:
-            entry = self._entry.shards[shard]
-            if entry.media_bytes is None:
-                raise StoreError(
-                    f"The manifest of {redact_url(self.url)} does not say how large the media files of "
-                    f"{entry.name} are, as "
-                    "those of older stores: copy the store here, or prepare the data again."
-                )
-            found = parse_media(*self._one(self._files.media[shard]), entry.documents)
-            if len(self._media) >= _MAX_CACHED_MEDIA:
-                self._media.clear()
-            self._media[shard] = found
-        return found
-
-    def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Bytes of a shard's ``.blobs``; of what lies behind its end nothing.
-
-        Raises:
-            StoreError: it is gone, or was changed.
-            InputError: it cannot be reached.
-        """
-        number = self._files.blobs[shard]
-        inside = 0 if number < 0 else self._files.files[number].size - begin
-        if min(size, inside) <= 0:
-            return b""
-        at = np.array([self._blob_begin(shard) + begin], np.int64)
-        (found,) = self._blocks.read(at, np.array([min(size, inside)]), np.dtype(np.uint8))
-        return found.tobytes()
 
     def _add_neighbours(self, documents: Ids, block: int) -> Intervals:
         """The blocks of 4 KiB that hold documents and their neighbours; blocks of documents end with a layer."""
@@ -414,67 +498,12 @@ class RemoteSubset:
     def _load_removed(self) -> Ids:
         if self._files.removed < 0:
             return np.empty(0, np.int64)
-        return parse_removed(*self._one(self._files.removed), self._entry)
+        return parse_removed(*self.files.read_whole(self._files.removed), self._entry)
 
     def _load_mask(self, shard: int) -> LossMask:
-        return parse_mask(*self._one(self._files.masks[shard]), self._entry.shards[shard].tokens)
-
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of documents of a shard; of all if ``rows`` is None.
-
-        Only the blocks of ``rows`` are fetched, and they are compared with no checksum.
-        """
-        if rows is None:
-            origins = parse_provenance(*self._one(self._files.docs[shard]))
-            refuse_unlike_count(origins, self.table, shard)
-        else:
-            origins = self._provenance_rows(shard, rows)
-        return check_known_parts(origins, self._manifest.sources, Path(redact_url(self.url)))
-
-    def _provenance_rows(self, shard: int, rows: Ids) -> ProvenanceTable:
-        file, documents = (
-            self._files.files[self._files.docs[shard]],
-            self._entry.shards[shard].documents,
+        return parse_mask(
+            *self.files.read_whole(self._files.masks[shard]), self._entry.shards[shard].tokens
         )
-        begins = BLOCK_BYTES * file.base + np.concatenate(
-            [place + width * rows for place, width in locate_provenance_columns(documents)]
-        )
-        sizes = np.repeat([width for _, width in locate_provenance_columns(documents)], len(rows))
-        found = self._blocks.read(begins, sizes, np.dtype(np.uint8))
-        columns = [
-            b"".join(data.tobytes() for data in found[at * len(rows) : (at + 1) * len(rows)])
-            for at in range(4)
-        ]
-        return ProvenanceTable(
-            np.frombuffer(columns[0], "<u8").reshape(-1, 2),
-            np.frombuffer(columns[1], "<u8"),
-            np.frombuffer(columns[2], "<u8"),
-            np.frombuffer(columns[3], "<u4"),
-        )
-
-    def sides(self, shard: int) -> PairIndex:
-        """The ``.pairs`` of a shard of a store of preferences."""
-        content = self._one(self._files.pairs[shard])
-        return parse_pair_index(
-            *content, self._entry.shards[shard].documents, self._manifest.preferences
-        )
-
-    def _one(self, number: int) -> tuple[memoryview, Path]:
-        """The content of a file, and its name for the words of errors."""
-        name = f"{redact_url(self.url)}/{self._files.files[number].name}"
-        return self._blocks.whole([number])[0].data, Path(name)
-
-    def file(self, name: str) -> bytes:
-        """A small file of the store that no process keeps; raises FileNotFoundError."""
-        return _read_remote_file(self.url, name)
-
-    def read_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer of the store."""
-        return load_stored_tokenizer(self.file, redact_url(self.url), self._manifest.tokenizer)
-
-    def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the manifest of a generation as it is now, of the newest if None."""
-        return open_remote_manifest(self.url, generation)
 
     def limit_mapped(self, shards: int) -> None:
         """Keep at most so many masks of shards."""

@@ -176,7 +176,7 @@ class StoreProvenance:
         Raises:
             StoreError: the ``.docs`` of the shard is missing or damaged.
         """
-        return self._reader.provenance(shard, rows)
+        return self._reader.files.provenance(shard, rows)
 
     def shard(self, shard: int) -> ProvenanceTable:
         """Return the provenance of all documents of a shard: hashes, records, offsets and parts.
@@ -184,7 +184,7 @@ class StoreProvenance:
         Raises:
             StoreError: the ``.docs`` of the shard is missing or damaged.
         """
-        return self._reader.provenance(shard)
+        return self._reader.files.provenance(shard)
 
 
 @final
@@ -248,7 +248,7 @@ class StoreShards:
         Raises:
             StoreError: it is missing or damaged.
         """
-        return self._reader.sides(shard)
+        return self._reader.files.sides(shard)
 
     def name_of(self, document: int) -> str:
         """Return the shard that holds a document, as errors name it."""
@@ -399,7 +399,7 @@ class Store:
             StoreError: there is none (a bare prefix), or it is not the manifest's.
             TokenizerError: what lies there is no state of a tokenizer, or is damaged.
         """
-        return self.reader.read_tokenizer()
+        return self.reader.files.read_tokenizer()
 
 
 @final

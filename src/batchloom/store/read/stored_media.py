@@ -139,7 +139,7 @@ class StoreMedia:
         if entry is None:
             return None
         state: dict[str, Any] = read_processor_state(
-            self._store.reader.file, self._store.location.name, entry
+            self._store.reader.files.file, self._store.location.name, entry
         )
         return state
 
@@ -322,7 +322,7 @@ class StoreMedia:
         """The media of a shard, mapped and summed when they are first asked for."""
         found = self._mapped.get(shard)
         if found is None:
-            found = self._mapped[shard] = _summarize_rows(self._store.reader.media(shard))
+            found = self._mapped[shard] = _summarize_rows(self._store.reader.files.media(shard))
             if len(self._mapped) > _MAX_MAPPED:
                 self._mapped.popitem(last=False)
         return found
@@ -337,7 +337,7 @@ class StoreMedia:
         if medium.blob is None:
             raise AssertionError(f"a medium of document {medium.document} is named only")
         shard = int(np.searchsorted(self._bounds, medium.document, side="right")) - 1
-        return self._store.reader.blob(shard, medium.blob[1], medium.size)
+        return self._store.reader.files.blob(shard, medium.blob[1], medium.size)
 
     def _path(self, shard: int, suffix: str) -> Path:
         """A file of a shard; of a store elsewhere its name, which is no place of this machine."""
@@ -353,7 +353,7 @@ class _MediaReport(msgspec.Struct, frozen=True):
 def _read_media_folders(store: Store, name: str) -> dict[str, str]:
     report = f"{store.location.name}/{name}"
     try:
-        return msgspec.json.decode(store.reader.file(name), type=_MediaReport).media
+        return msgspec.json.decode(store.reader.files.file(name), type=_MediaReport).media
     except FileNotFoundError:
         return {}
     except OSError as error:

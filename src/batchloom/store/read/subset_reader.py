@@ -40,6 +40,58 @@ class LengthReader(Protocol):
         ...
 
 
+class StoreFiles(Protocol):
+    """Reads what lies beside the tokens of a subset: files of its shards, and small files of the store."""
+
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
+        """Read the provenance of documents of a shard; of all if ``rows`` is None.
+
+        Raises:
+            StoreError: the ``.docs`` of the shard is missing or damaged.
+        """
+        ...
+
+    def sides(self, shard: int) -> PairIndex:
+        """Read the pairs and sides of a shard of preferences.
+
+        Raises:
+            StoreError: the ``.pairs`` of the shard is missing or damaged.
+        """
+        ...
+
+    def media(self, shard: int) -> MediaRows:
+        """Read the media index of a shard that has one.
+
+        Raises:
+            StoreError: the ``.media`` of the shard is missing or damaged.
+        """
+        ...
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        """Read bytes of the ``.blobs`` of a shard, as far as the file reaches.
+
+        Raises:
+            StoreError: they cannot be read, or differ from their checksums.
+        """
+        ...
+
+    def file(self, name: str) -> bytes:
+        """Read a small file of the store.
+
+        Raises:
+            OSError: the file cannot be read; FileNotFoundError if it does not exist.
+        """
+        ...
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer; raises as ``Store.tokenizer``."""
+        ...
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:
+        """Read the manifest of a generation as it is now, of the newest if None; raises as ``open_store``."""
+        ...
+
+
 class SubsetReader(Protocol):
     """Reads the content of one subset, wherever it lies.
 
@@ -131,52 +183,9 @@ class SubsetReader(Protocol):
         """
         ...
 
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of documents of a shard; of all if ``rows`` is None.
-
-        Raises:
-            StoreError: the ``.docs`` of the shard is missing or damaged.
-        """
-        ...
-
-    def sides(self, shard: int) -> PairIndex:
-        """Read the pairs and sides of a shard of preferences.
-
-        Raises:
-            StoreError: the ``.pairs`` of the shard is missing or damaged.
-        """
-        ...
-
-    def media(self, shard: int) -> MediaRows:
-        """Read the media index of a shard that has one.
-
-        Raises:
-            StoreError: the ``.media`` of the shard is missing or damaged.
-        """
-        ...
-
-    def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Read bytes of the ``.blobs`` of a shard, as far as the file reaches.
-
-        Raises:
-            StoreError: they cannot be read, or differ from their checksums.
-        """
-        ...
-
-    def file(self, name: str) -> bytes:
-        """Read a small file of the store.
-
-        Raises:
-            OSError: the file cannot be read; FileNotFoundError if it does not exist.
-        """
-        ...
-
-    def read_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer; raises as ``Store.tokenizer``."""
-        ...
-
-    def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the manifest of a generation as it is now, of the newest if None; raises as ``open_store``."""
+    @property
+    def files(self) -> StoreFiles:
+        """The files beside the tokens."""
         ...
 
     def limit_mapped(self, shards: int) -> None:

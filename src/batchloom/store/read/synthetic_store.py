@@ -1,5 +1,6 @@
 """Reader of synthetic data: lengths, ids and a manifest, all in memory."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -58,6 +59,70 @@ class SyntheticLengths:
 
 
 @final
+class SyntheticFiles:
+    """Stands for the files beside the tokens of a subset: synthetic data has provenance and a tokenizer alone.
+
+    Args:
+        spec: what the documents are made of.
+        read: reads the first tokens of a document.
+        lengths: lengths of the documents.
+        tokenizer: the vocabulary.
+    """
+
+    def __init__(
+        self,
+        spec: SyntheticSpec,
+        read: Callable[[int, int], NDArray[np.generic]],
+        lengths: SyntheticLengths,
+        tokenizer: UnknownTokenizer,
+    ) -> None:
+        self.spec, self._read, self._lengths, self._tokenizer = spec, read, lengths, tokenizer
+
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:  # noqa: ARG002 - there are no shards
+        """Return the provenance of documents: each is a record of the one source, hashed by its ids."""
+        numbers = np.arange(self.spec.documents) if rows is None else rows
+        names = [
+            compute_checksum(self._read(number, length).astype("<u4").data)
+            for number, length in zip(
+                numbers.tolist(), self._lengths.take(numbers).tolist(), strict=True
+            )
+        ]
+        halves = [[int(name[16:], 16), int(name[:16], 16)] for name in names]
+        hashes = np.array(halves, np.uint64).reshape(-1, 2)
+        offsets, parts = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint32)
+        return ProvenanceTable(hashes, numbers.astype(np.uint64), offsets, parts)
+
+    def sides(self, shard: int) -> PairIndex:
+        """Refuse: synthetic documents are no preferences."""
+        raise self._missing("pairs", shard)
+
+    def media(self, shard: int) -> MediaRows:
+        """Refuse: synthetic documents hold no media."""
+        raise self._missing("media", shard)
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:  # noqa: ARG002 - there are none
+        """Refuse: synthetic documents hold no media."""
+        raise self._missing("media", shard)
+
+    def _missing(self, what: str, shard: int) -> StoreError:
+        return StoreError(
+            f"{self.spec.place} is synthetic data: it has no shard {shard} with {what}."
+        )
+
+    def file(self, name: str) -> bytes:
+        """Refuse: synthetic data has no files."""
+        raise FileNotFoundError(name)
+
+    def read_tokenizer(self) -> UnknownTokenizer:
+        """Return the vocabulary."""
+        return self._tokenizer
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
+        """Refuse: the manifest of synthetic data lies nowhere."""
+        raise make_missing_store_error(Path(self.spec.place))
+
+
+@final
 class SyntheticReader:
     """Reads synthetic data, which is computed as it is read.
 
@@ -82,6 +147,7 @@ class SyntheticReader:
         self.removed: Ids = np.empty(0, np.int64)
         self.tokenizer = make_synthetic_tokenizer(self._data)
         self.end_id = self.tokenizer.end_id
+        self.files = SyntheticFiles(spec, self.document, self.lengths, self.tokenizer)
         name = choose_token_dtype("auto", spec.vocab)
         self.dtype = np.dtype(name).newbyteorder("<")
         self.manifest = make_synthetic_manifest(
@@ -119,49 +185,6 @@ class SyntheticReader:
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Do nothing: there is nothing to fetch."""
-
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:  # noqa: ARG002 - there are no shards
-        """Return the provenance of documents: each is a record of the one source, hashed by its ids."""
-        numbers = np.arange(self.spec.documents) if rows is None else rows
-        names = [
-            compute_checksum(self.document(number, length).astype("<u4").data)
-            for number, length in zip(
-                numbers.tolist(), self.lengths.take(numbers).tolist(), strict=True
-            )
-        ]
-        halves = [[int(name[16:], 16), int(name[:16], 16)] for name in names]
-        hashes = np.array(halves, np.uint64).reshape(-1, 2)
-        offsets, parts = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint32)
-        return ProvenanceTable(hashes, numbers.astype(np.uint64), offsets, parts)
-
-    def sides(self, shard: int) -> PairIndex:
-        """Refuse: synthetic documents are no preferences."""
-        raise self._missing("pairs", shard)
-
-    def media(self, shard: int) -> MediaRows:
-        """Refuse: synthetic documents hold no media."""
-        raise self._missing("media", shard)
-
-    def blob(self, shard: int, begin: int, size: int) -> bytes:  # noqa: ARG002 - there are none
-        """Refuse: synthetic documents hold no media."""
-        raise self._missing("media", shard)
-
-    def _missing(self, what: str, shard: int) -> StoreError:
-        return StoreError(
-            f"{self.spec.place} is synthetic data: it has no shard {shard} with {what}."
-        )
-
-    def file(self, name: str) -> bytes:
-        """Refuse: synthetic data has no files."""
-        raise FileNotFoundError(name)
-
-    def read_tokenizer(self) -> UnknownTokenizer:
-        """Return the vocabulary."""
-        return self.tokenizer
-
-    def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
-        """Refuse: the manifest of synthetic data lies nowhere."""
-        raise make_missing_store_error(Path(self.spec.place))
 
     def limit_mapped(self, shards: int) -> None:
         """Do nothing: there are no files."""

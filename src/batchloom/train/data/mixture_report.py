@@ -38,7 +38,8 @@ def describe_mixture(plan: Plan, steps: int) -> list[str]:
 def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
     orders = plan.orders
     end = orders.course.first_position(steps)
-    known = exhausted == "repeat" or orders.is_counted or plan.documents <= _MAX_INLINE_COUNT
+    documents = sum(store.lengths.size for store in plan.stores.values())
+    known = exhausted == "repeat" or orders.is_counted or documents <= _MAX_INLINE_COUNT
     if known:
         orders.timeline.segment_at(end - 1)
     segments = [one for one in orders.timeline.segments() if one.position < end]

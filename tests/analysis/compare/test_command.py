@@ -1,0 +1,437 @@
+"""``batchloom compare``, as people type it, with the real library in processes of its own."""
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from analysis.compare.warm import run_warm
+from batchloom.adapters.requirements import Requirement
+from batchloom.analysis.compare import (
+    compare_plots as pictures,
+    compare_runs,
+    comparison,
+    frameworks,
+    run_example,
+)
+from batchloom.analysis.compare.compare_page import render_comparison_page
+from batchloom.analysis.compare.launch import _run_to_end
+from batchloom.analysis.compare.loss_curves import LossCurve
+from batchloom.cli import run_command_line
+from batchloom.core.errors import TrainError
+from batchloom.core.plots import save_figure
+from batchloom.testing import write_store
+from processes import start_processes
+
+HERE = Path(__file__).parent
+ABSENT = frameworks.Framework(
+    "nosuch", "nosuch", (Requirement("no-such-trainer", "2.1", "trainer"),)
+)
+SIZES = ["--steps", "6", "--seq-len", "64", "--global-batch-size", "8"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng = np.random.default_rng(5)
+    documents = [rng.integers(0, 250, rng.integers(5, 90)).tolist() for _ in range(300)]
+    return str(write_store(tmp_path_factory.mktemp("data") / "store", documents).path)
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.sources, self.words, self.roles = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        named = dict(attributes)
+        self.tags.append(tag)
+        self.sources += [named[name] for name in ("src", "href") if name in named]
+        self.roles += [named["role"]] if "role" in named else []
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def files_of(out):
+    png = (out / "compare.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    page = Page((out / "compare.html").read_text("utf-8"))
+    assert "script" not in page.tags
+    assert len(page.sources) == 1
+    assert page.sources[0].startswith("data:image/png;base64,")
+    return json.loads((out / "compare.json").read_text("utf-8")), page
+
+
+def make_examples(folder):
+    """Examples with faults: one gives other positions, one fails, and one leaves its process."""
+    leaky, dies, leaves = (folder / f"{name}.py" for name in ("leaky", "dies", "leaves"))
+    shutil.copy(HERE / "broken_examples.py", leaky)
+    dies.write_text("def train(model, job):\n    raise OSError('no such disk')\n")
+    leaves.write_text("import os\n\n\ndef train(model, job):\n    os._exit(0)\n")
+    return leaky, dies, leaves
+
+
+def check_leaky(said, told, page):
+    """Require that ``leaky.py`` is found out, and the plain loop is not."""
+    assert "6 of 12 batches are not the plan's. The first is step 3 on rank 0" in said
+    assert "documents of a row see each other" in said
+    assert "losses differ from step" in said
+    assert (told["format"], told["version"], told["kind"]) == (
+        "batchloom-compare",
+        1,
+        "frameworks",
+    )
+    assert (told["source"], told["agree"], told["reference"]) == ("real", False, "pytorch")
+    sound, broken = told["outcomes"][:2]
+    assert sound["digest"] == told["digest"] != broken["digest"]
+    assert [len(one) for one in sound["hashes"]] == [6, 6]
+    # The same rows before the fault, and other positions from it on.
+    assert [one[:3] for one in broken["hashes"]] == [one[:3] for one in sound["hashes"]]
+    assert broken["losses"][:3] == pytest.approx(sound["losses"][:3], rel=1e-4)
+    assert 3 <= broken["loss_difference"]["step"] < 6
+    assert broken["speed"] is None
+    assert broken["difference"]["planned"][0]["spans"][0]["origin"]["source"] == "given"
+    # What the steps behind the first held, over the time they took; and a process with torch is not small.
+    assert sound["speed"]["warm_up"] == 1
+    assert 0 < sound["speed"]["data_wait"] < 1
+    assert sound["speed"]["tokens_per_s"] > 0
+    assert 100e6 < sound["memory"]["resident"] < 4e9
+    assert page.roles == []
+    assert "SYNTHETIC" not in "".join([*page.words, said])
+
+
+def test_a_broken_example_is_found_out_beside_a_sound_one(store, tmp_path, capsys, monkeypatch):
+    def run_without_launcher(name, job, record, *, processes, seconds):
+        return run_warm(name, job, record, processes)
+
+    monkeypatch.setattr(comparison, "run_example", run_without_launcher)
+    leaky, _, _ = make_examples(tmp_path)
+    out = tmp_path / "out"
+    words = ["--frameworks", f"pytorch,{leaky}", "--processes", "2", "--out", str(out)]
+    assert run_command_line(["compare", store, *SIZES, *words]) == 1
+    said = capsys.readouterr().out
+    assert "1 of 2 frameworks not as the plan and the others" in said
+    check_leaky(said, *files_of(out))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dies", "ended with 1. Rank 0: OSError: no such disk"),
+        pytest.param(
+            "leaves",
+            "ended without a word of what was trained on rank 0: the process was left",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_example_that_ends_before_its_time_is_said(store, tmp_path, name, said):
+    example = {file.stem: file for file in make_examples(tmp_path)}[name]
+    job = {"data": store, "out": str(tmp_path / "out"), "steps": 6}
+    with pytest.raises(TrainError, match=f"{name}.py {said}"):
+        run_example(str(example), job, tmp_path / "record")
+
+
+@pytest.mark.slow
+def test_broken_examples_are_found_out_under_a_launcher(store, tmp_path, capsys):
+    leaky, dies, leaves = make_examples(tmp_path)
+    out = tmp_path / "out"
+    words = ["--frameworks", f"pytorch,{leaky},{dies},{leaves}", "--processes", "2"]
+    words += ["--out", str(out)]
+    assert run_command_line(["compare", store, *SIZES, *words]) == 1
+    said = capsys.readouterr().out
+    assert "dies.py FAILED" in said
+    assert "OSError: no such disk" in said
+    assert "leaves.py FAILED" in said
+    assert "ended without a word of what was trained on rank 0, 1" in " ".join(said.split())
+    assert "3 of 4 frameworks not as the plan and the others" in said
+    told, page = files_of(out)
+    dead, gone = told["outcomes"][2:]
+    assert (dead["state"], gone["state"]) == ("failed", "failed")
+    check_leaky(said, told, page)
+
+
+@pytest.mark.slow
+def test_a_throughput_run_is_labelled_in_all_it_leaves(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setattr(comparison, "FRAMEWORKS", (frameworks.find_framework("pytorch"), ABSENT))
+    assert run_command_line(["compare", *SIZES, "--synthetic", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    # Of all that are known, those that are missing are named with their remedy.
+    assert "nosuch is missing: no-such-trainer is needed and not installed: pip install" in said
+    assert said.startswith("SYNTHETIC DATA: a throughput run")
+    assert said.count("SYNTHETIC DATA") == 2
+    assert "source=synthetic" in said
+    told, page = files_of(out)
+    assert (told["source"], told["synthetic"]) == ("synthetic", True)
+    assert "alert" in page.roles
+    assert "SYNTHETIC DATA" in "".join(page.words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "store: missing; give a store, or --synthetic"),
+        (["distributed_dummy"], "is synthetic data, which says nothing of training; give real"),
+        (["STORE", "--synthetic"], "is real data; leave --synthetic out"),
+        (["STORE", "--frameworks", "pytroch"], "'pytroch' is none of pytorch"),
+        (["STORE", "--frameworks", "pytroch"], "did you mean 'pytorch'?"),
+        (["STORE", "--frameworks", "gone.py"], "there is no file gone.py"),
+        (["STORE", "--global-batch-size", "6", "--processes", "2"], "multiple of 4, such as 8"),
+        (["STORE", "--steps", "0"], "steps: 0 is not a whole"),
+        (["STORE", "--frameworks", "../x"], "'../x' is none of pytorch"),
+        (["STORE", "--frameworks", "."], "'.' is none of pytorch"),
+        (["STORE", "--frameworks", ""], "--frameworks: '' names none; leave it out for all"),
+        (["STORE", "--frameworks", " ,"], "--frameworks: ' ,' names none"),
+        (["STORE", "--tolerance", "-1"], "--tolerance: -1.0 is no number above 0"),
+        (["STORE", "--tolerance", "inf"], "--tolerance: inf is no number above 0"),
+        (["STORE", "--seconds", "nan"], "--seconds: nan is no number above 0"),
+        (["--runs", "a", "--tolerance", "nan"], "--tolerance: nan is no number above 0"),
+        (["--runs", "a", "--tolerance", "inf"], "--tolerance: inf is no number above 0"),
+        (["--runs", "a", "--tolerance", "-1"], "--tolerance: -1.0 is no number above 0"),
+        (["STORE", "STORE"], "store: one is compared on, and 2 are given"),
+        (["STORE", "--by", "tokens"], "--by: is of --runs"),
+        (["--runs"], "runs: missing; give the logs"),
+        (["--runs", "a", "--by", "hours"], "--by: 'hours' is neither step nor tokens"),
+        (["--runs", "a", "--steps", "5"], "steps: is of frameworks that are run"),
+    ],
+)
+def test_misuse_is_refused_before_anything_runs(store, words, said, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = [store if word == "STORE" else word for word in words]
+    assert run_command_line(["compare", *words, "--out", str(out)]) == 2
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_empty_name_is_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line(["compare", "--runs", "a", "--out", ""]) == 2
+    assert "--out: '' is no folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_is_missing_is_never_substituted(tmp_path, capsys):
+    assert (
+        run_command_line(["compare", str(tmp_path / "gone"), "--out", str(tmp_path / "out")]) == 1
+    )
+    assert "gone" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_framework_that_is_asked_for_and_missing_is_refused(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(frameworks, "FRAMEWORKS", (*frameworks.FRAMEWORKS, ABSENT))
+    out = str(tmp_path / "out")
+    assert run_command_line(["compare", store, *SIZES, "--frameworks", "nosuch", "--out", out]) == 1
+    assert "pip install 'batchloom[trainer]'" in capsys.readouterr().err
+
+
+def test_finished_runs(tmp_path, capsys):
+    curves = json.loads((HERE / "curves.json").read_text())
+    for name in ("text", "random"):
+        rows = [{"step": n + 1, "loss": loss} for n, loss in enumerate(curves[name])]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    logs, out = [str(tmp_path / name) for name in ("text", "random")], tmp_path / "out"
+    assert run_command_line(["compare", "--runs", *logs, "--out", str(out)]) == 0
+    assert "1 converging, 1 flat" in capsys.readouterr().out
+    told, _ = files_of(out)
+    assert (told["kind"], told["source"]) == ("runs", "unknown")
+    assert [one["verdict"]["kind"] for one in told["runs"]] == ["converging", "flat"]
+    # Only where a tolerance is given are losses of two runs expected to be the same.
+    words = ["--tolerance", "0.001", "--json", "--out", str(out)]
+    assert run_command_line(["compare", "--runs", *logs, *words]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [one["first_apart"] for one in told["runs"]] == [None, 2]
+
+
+WAITING = """\
+import time
+from pathlib import Path
+
+from batchloom.examples import pytorch
+
+WAIT = Path(__file__).with_name("wait")
+
+
+def train(model, job):
+    while WAIT.exists():
+        time.sleep(0.1)
+    pytorch.train(model, job)
+"""
+
+
+def run_counting(monkeypatch, stopped_at=None):
+    """Run examples in warm processes; returns the list of those that were run."""
+    names = []
+
+    def run_without_launcher(name, job, record, *, processes, seconds):
+        names.append(Path(name).name)
+        if names[-1] == stopped_at:
+            raise KeyboardInterrupt
+        return run_warm(name, job, record, processes)
+
+    monkeypatch.setattr(comparison, "run_example", run_without_launcher)
+    return names
+
+
+def without_times(out):
+    """What ``compare.json`` says besides times and memory, which differ from run to run."""
+    told = json.loads((out / "compare.json").read_text("utf-8"))
+    for outcome in told["outcomes"]:
+        assert outcome.pop("speed")["tokens_per_s"] > 0
+        assert outcome.pop("memory")["resident"] > 0
+    return told
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_the_same_command_goes_on_after_a_stop(store, tmp_path, capsys, monkeypatch, number):
+    example, wait, out = tmp_path / "waiting.py", tmp_path / "wait", tmp_path / "out"
+    example.write_text(WAITING)
+    wait.touch()
+    words = ["compare", store, *SIZES, "--frameworks", f"pytorch,{example}", "--out"]
+    with start_processes("-m", "batchloom", *words, str(out)) as (command,):
+        until = time.monotonic() + 120
+        while "waiting.py: running" not in command.err.read_text():
+            assert time.monotonic() < until, command.err.read_text()
+            time.sleep(0.05)
+        command.send_signal(number)
+        stopped = command.wait()
+    # What a killed command leaves running ends by itself.
+    wait.unlink()
+    assert stopped.returncode == (130 if number == signal.SIGINT else -number)
+    lines = stopped.stderr.splitlines()
+    assert lines[0] == "[1/2] pytorch: running 6 steps in 1 process"
+    assert re.fullmatch(r"\[1/2\] pytorch: agrees, \d+\.\d s", lines[1])
+    assert lines[2] == f"[2/2] {example}: running 6 steps in 1 process"
+    names = run_counting(monkeypatch)
+    assert run_command_line([*words, str(out)]) == 0
+    assert names == ["waiting.py"]
+    assert f"{lines[1]}, before the stop\n{lines[2]}\n" in capsys.readouterr().err
+    assert sorted(file.name for file in out.iterdir()) == [
+        f"compare.{ending}" for ending in ("html", "json", "png")
+    ]
+    # Nothing is left to go on from: the same command begins anew.
+    undisturbed = tmp_path / "undisturbed"
+    assert run_command_line([*words, str(undisturbed)]) == 0
+    assert names == ["waiting.py", "pytorch", "waiting.py"]
+    assert without_times(out) == without_times(undisturbed)
+
+
+def test_another_command_or_example_starts_over_and_says_so(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = tmp_path / "own.py"
+    example.write_text(WAITING)
+
+    def compare(*more, stopped_at=None):
+        names = run_counting(monkeypatch, stopped_at)
+        words = ["--frameworks", "pytorch,own.py", "--out", "out"]
+        code = run_command_line(["compare", store, *SIZES, *words, *more])
+        return code, names, capsys.readouterr().err
+
+    assert compare(stopped_at="own.py")[:2] == (130, ["pytorch", "own.py"])
+    code, names, said = compare("--seed", "7", stopped_at="own.py")
+    assert (code, names) == (130, ["pytorch", "own.py"])
+    assert said.startswith("Starting over: seed was 0 and is 7, plan was ")
+    example.write_text(WAITING + "\n")
+    code, names, said = compare("--seed", "7", stopped_at="own.py")
+    assert (code, names) == (130, ["pytorch", "own.py"])
+    assert said.startswith("Starting over: the example own.py was ")
+    code, names, said = compare("--seed", "7")
+    assert (code, names) == (0, ["own.py"])
+    assert "Starting over" not in said
+
+
+def test_names_on_the_page_are_no_markup():
+    curve = LossCurve("<script>alert(1)</script>\x1b", "csv", (1, 2), (2.0, 1.0), None)
+    text = render_comparison_page(compare_runs([curve]), b"png")
+    assert "script" not in Page(text).tags
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b" in text
+
+
+def test_numbers_stand_on_the_right(tmp_path):
+    text = render_comparison_page(
+        compare_runs([LossCurve("a", "csv", (1, 2), (2.0, 1.0), None)]), b"png"
+    )
+    assert '<th scope="col" class="number">points</th>' in text
+    assert '<td class="number">1.5000</td>' in text
+    assert "<td>too short</td>" in text
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draws what was found, and gives the figure's axes as they landed in the file."""
+
+    def draw(found):
+        kept = []
+        monkeypatch.setattr(pictures, "save_figure", lambda *saved: kept.append(saved))
+        pictures.draw_comparison(found, tmp_path / "a.png")
+        figure, png = kept[0]
+        save_figure(figure, png)
+        return figure.axes
+
+    return draw
+
+
+def is_whole(axes):
+    return all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
+def test_curves_of_runs_are_solid_and_steps_whole(drawn):
+    steps = tuple(range(1, 9))
+    curves = [LossCurve(f"{n}", "csv", steps, (2.0 + n,) * 8, None) for n in range(12)]
+    (axes,) = drawn(compare_runs(curves))
+    lines = axes.get_lines()
+    assert is_whole(axes)
+    assert {line.get_linestyle() for line in lines[:10]} == {"-"}
+    looks = {(line.get_color(), line.get_linestyle()) for line in lines}
+    assert len(looks) == len(curves)
+
+
+def test_losses_and_batches_of_frameworks_stand_under_each_other(drawn):
+    names = [f"framework {n}" for n in range(10)]
+    outcomes = tuple(
+        comparison.FrameworkResult(name, "ran", losses=(3.0, 2.0) * 4) for name in names
+    )
+    spec = comparison.CompareSpec(store="s", steps=8)
+    found = comparison.FrameworkComparison(
+        spec, "source=real s", False, "f", "d", names[0], outcomes
+    )
+    losses, batches = drawn(found)[:2]
+    assert losses.get_xlim() == batches.get_xlim() == (-0.5, 7.5)
+    assert is_whole(losses)
+    # Each dash is as long as what is left open behind it, or they look like dots.
+    for line in losses.get_lines()[1:]:
+        _, (dash, gap) = line._unscaled_dash_pattern
+        assert gap <= dash
+
+
+def test_a_run_that_hangs_leaves_no_process(tmp_path):
+    child = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, pathlib, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\n"
+        "print('waiting for ever', file=sys.stderr, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with pytest.raises(TrainError, match="did not end within 3 s; it said last: waiting for ever"):
+        _run_to_end([sys.executable, "-S", "-c", code], "hanging", 3)
+    # Killed; who inherits it may not have noticed yet.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        orphan = psutil.Process(int(child.read_text()))
+        until = time.monotonic() + 60
+        while orphan.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+            time.sleep(0.05)
+        assert orphan.status() == psutil.STATUS_ZOMBIE

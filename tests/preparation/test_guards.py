@@ -1,0 +1,224 @@
+"""What stands between two jobs, or between a job and what is not its own."""
+
+import importlib.metadata
+import io
+import os
+import shutil
+import sys
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+
+from batchloom.core.errors import StoreConflictError, TooManyBadRecordsError
+from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_job as job, run_recipe
+from batchloom.preparation.workers import versions
+from batchloom.store import read_manifest, remove_documents
+from preparation.jobs import killed_at
+from preparation.stores import jsonl, make, recipe_of, tree
+
+SETTINGS = {"unit_bytes": 900, "tokens_per_shard": 500, "val_fraction": 0.2}
+DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """Forty documents, each twice or nearly."""
+    words = [f"word{number}" for number in range(400)]
+    drawn = np.random.default_rng(3)
+    texts = [" ".join(drawn.choice(words, 12)) for _ in range(40)]
+    jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
+    return [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+
+
+def stop_at(phase, documents=0):
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == phase and event.documents > documents:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_a_folder_of_somebody_else_is_refused_before_standard_input_is_read(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "report.json").write_text("mine")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text\n")))
+    with pytest.raises(StoreConflictError, match="is not empty .report.json. and no store"):
+        make("-", tmp_path / "theirs")
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["report.json"]
+    assert sys.stdin.read() == "a text\n"
+
+
+def test_a_store_that_another_run_has_just_finished_is_not_overwritten(
+    tmp_path, inputs, monkeypatch
+):
+    out, first = tmp_path / "out", []
+
+    def folder(place):
+        if not first:
+            first.append(place)
+            make(inputs[:1], place, **SETTINGS)
+        return WorkFolder(place)
+
+    monkeypatch.setattr(job, "WorkFolder", folder)
+    with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
+        make(inputs, out, **SETTINGS | {"tokens_per_shard": 300})
+    make(inputs[:1], tmp_path / "whole", **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
+    first.clear()
+    assert make(inputs[:1], tmp_path / "twice", **SETTINGS).already_done
+    assert not (tmp_path / "twice" / ".work").exists()
+
+
+def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(
+    tmp_path, inputs, monkeypatch
+):
+    out, first = tmp_path / "out", []
+    make(inputs[:1], out, **SETTINGS)
+    jsonl(tmp_path / "c.jsonl", [{"text": "something that is new"}])
+    how = RunSettings(append=True)
+
+    def folder(place):
+        if not first:
+            first.append(place)
+            run(
+                recipe_of(
+                    inputs=(f"{tmp_path / 'c.jsonl'}",),
+                    tokenizer="bytes",
+                    val_fraction=0.2,
+                    tokens_per_shard=500,
+                ),
+                how,
+            )
+        return WorkFolder(place)
+
+    def run(recipe, settings):
+        return run_recipe(recipe, out, lambda event: None, settings=settings)
+
+    monkeypatch.setattr(job, "WorkFolder", folder)
+    monkeypatch.setattr(job, "lock_store", lambda place: warnings.catch_warnings())
+    recipe = recipe_of(
+        inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500
+    )
+    with pytest.raises(StoreConflictError, match="has become generation 2 since this run looked"):
+        run(recipe, how)
+    assert read_manifest(out).generation == 2
+
+
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(
+    tmp_path, inputs, stride
+):
+    near = SETTINGS | {"dedup": "near"}
+    make(inputs, tmp_path / "whole", **near)
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "stopped", listener=stop_at("write", 20), **near)
+    other = recipe_of(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=450)
+    settings = RunSettings(restart=True, unit_bytes=900)
+    count, runs, killed = 1, 0, True
+    while killed:
+        out = tmp_path / f"out{count}"
+        shutil.copytree(tmp_path / "stopped", out)
+        restart = partial(run_recipe, other, out, stop_at("tokenize"), settings=settings)
+        killed = killed_at(DELETIONS, count, restart)
+        count, runs = count + stride, runs + 1
+        if killed:
+            try:
+                make(inputs, out, **near)
+            except StoreConflictError as error:
+                # So far had the other job come that it is the one that is unfinished.
+                if "holds unfinished work of another job" not in str(error):
+                    raise
+                continue
+            assert tree(out) == tree(tmp_path / "whole")
+    assert count > 8
+    assert runs > 2
+
+
+def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, monkeypatch):
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    out, installed = tmp_path / "out", importlib.metadata.version
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, out, listener=stop_at("write", 20), **SETTINGS)
+    versions._installed_version.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: f"{installed(name)}.99")
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop_at("tokenize", 20), **SETTINGS)
+    versions._installed_version.cache_clear()
+    make(inputs, out, **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, monkeypatch):
+    out, installed = tmp_path / "out", importlib.metadata.version
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, out, listener=stop_at("write"), **SETTINGS)
+    versions._installed_version.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            importlib.metadata,
+            "version",
+            lambda name: "99.0" if name == "batchloom" else installed(name),
+        )
+        assert make(inputs, out, **SETTINGS).resumed_units == 0
+    versions._installed_version.cache_clear()
+
+
+def test_shards_of_a_job_that_was_given_up_do_not_stay_in_the_store(tmp_path, inputs):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, out, listener=stop_at("write"), **SETTINGS)
+    # As a job leaves them that is killed while it moves its shards to their place.
+    (out / "train").mkdir()
+    (out / "train" / "shard_00099.bin").write_bytes(b"text that nobody knows")
+    make(inputs, out, **SETTINGS)
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_a_smaller_budget_for_bad_records_is_asked_of_a_finished_store_too(tmp_path):
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.writelines(f'{{"text": "text {number}"}}\n' for number in range(30))
+        file.write("broken\n" * 4)
+    out = tmp_path / "out"
+    make(tmp_path / "a.jsonl", out, max_bad=5)
+    assert make(tmp_path / "a.jsonl", out, max_bad=4).already_done
+    with pytest.raises(TooManyBadRecordsError, match="4 of the 34 records .* --max-bad 3 allows"):
+        make(tmp_path / "a.jsonl", out, max_bad=3)
+    assert read_manifest(out).counts.quarantined == 4
+
+
+def test_tokens_that_are_not_those_that_were_written_are_not_copied(tmp_path, inputs):
+    # Of the second file half stays, so that it is copied and not linked.
+    lines = inputs[0].read_text().splitlines(keepends=True)
+    inputs[1].write_text(
+        "".join([*lines[:20], *(line.replace("word", "other") for line in lines[20:])])
+    )
+    settings = {"unit_bytes": inputs[0].stat().st_size, "val_fraction": 0.0}
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, out, listener=stop_at("write"), **settings)
+    path = max(out.glob(".work/units/*/tokens.train.bin"), key=lambda one: one.stat().st_size)
+    data = path.read_bytes()
+    path.write_bytes(data[:-4] + bytes(4))
+    with pytest.raises(StoreConflictError, match="holds other bytes than were written; delete"):
+        make(inputs, out, **settings)
+    path.write_bytes(data)
+    make(inputs, out, **settings)
+    make(inputs, tmp_path / "whole", **settings)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_who_changes_a_store_waits_for_a_run_that_is_at_work_in_it(tmp_path, inputs):
+    make(inputs[:1], tmp_path / "out", **SETTINGS)
+    with (
+        WorkFolder(tmp_path / "out"),
+        pytest.raises(
+            StoreConflictError, match=rf"Another run is .* \(process {os.getpid()}\); wait"
+        ),
+    ):
+        remove_documents(tmp_path / "out", sources=["a.jsonl"])
+    assert remove_documents(tmp_path / "out", sources=["a.jsonl"]).documents

@@ -1,0 +1,113 @@
+"""What very many files cost: nothing is looked at twice that is known, and the answers stay the same."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from batchloom import open_store
+from batchloom.chat import FORM_RULES, compute_record_shape, detect_schema
+from batchloom.core.errors import SchemaError, StoreConflictError
+from preparation.stores import make, texts
+from tiers import examples
+
+NAMES = sorted({n for rule in FORM_RULES for names in rule.required.values() for n in names})
+NAMES += ["label", "system", "input", "other", "labels"]
+PLAIN = ["", "a text", " [1]", "[]", "true", " 0 ", "1.0", None, True, False, 0, 1, 1.0, 2, 0.5]
+ROWS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(PLAIN), max_size=5)
+
+
+def schema_of(rows):
+    try:
+        found = detect_schema(rows)
+    except SchemaError:
+        return None
+    return found
+
+
+@settings(max_examples=examples(400))
+@given(ROWS, st.data())
+def test_records_of_one_shape_have_one_schema(row, data):
+    # The same columns, each with another value of which as much is told.
+    shape = compute_record_shape([row])
+    assert shape is not None
+    other = {
+        name: data.draw(
+            st.sampled_from([v for v in PLAIN if compute_record_shape([{name: v}]) == ((name, t),)])
+        )
+        for name, t in shape
+    }
+    assert compute_record_shape([row, other]) == shape
+    assert schema_of([other] * 3) == schema_of([row])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"text": "a"}, {"text": ""}],
+        [{"text": "a"}, {"text": "a", "label": 1}],
+        [{"a": "b", "text": "c"}, {"text": "c", "a": "b"}],
+        [{"messages": [{"role": "user", "content": "a"}]}],
+        [{"answers": {"text": ["a"]}}],
+    ],
+)
+def test_other_records_are_looked_at(rows):
+    assert compute_record_shape(rows) is None
+
+
+def write(folder, names):
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        lines = [json.dumps({"text": f"document {name} {n}"}) + "\n" for n in range(2)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+def test_files_of_a_finished_store_are_not_opened_again(tmp_path):
+    write(tmp_path / "in", "abc")
+    make(tmp_path / "in", tmp_path / "out")
+    path = tmp_path / "in" / "b.jsonl"
+    before = path.stat()
+    # As good as not looked at: a file that cannot be what it was, under its old size and time.
+    path.write_bytes(b"[" + b" " * (before.st_size - 1))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert make(tmp_path / "in", tmp_path / "out").already_done
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    with pytest.raises(StoreConflictError, match="b.jsonl"):
+        make(tmp_path / "in", tmp_path / "out")
+
+
+def test_files_are_looked_at_where_somebody_says_what_they_are_or_the_recipe_is_another(tmp_path):
+    write(tmp_path / "in", "ab")
+    make(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(StoreConflictError, match="normalize"):
+        make(tmp_path / "in", tmp_path / "out", normalize=False)
+    report = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert [(one["kind"], one["compression"]) for one in report["sources"]] == [("jsonl", "")] * 2
+    # A report that names kinds nobody knows is none.
+    report["sources"][0]["kind"] = "poem"
+    (tmp_path / "out" / "report.json").write_text(json.dumps(report))
+    assert make(tmp_path / "in", tmp_path / "out").already_done
+
+
+def test_few_lines_and_many_give_the_same_documents(tmp_path):
+    for count in (1, 2, 15, 16, 17, 40):
+        lines = [json.dumps({"text": f"line {n} \u00e4"}, ensure_ascii=False) for n in range(count)]
+        for end in ("", "\n", "\n\n"):
+            (tmp_path / "in.jsonl").write_text("\n".join(lines) + end)
+            out = tmp_path / f"{count}{len(end)}"
+            make(tmp_path / "in.jsonl", out, val_fraction=0)
+            assert texts(out) == [f"line {n} \u00e4" for n in range(count)]
+
+
+@pytest.mark.slow
+def test_more_files_than_16_bits_number(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range((1 << 16) + 10):
+        (folder / f"{number:05}.txt").write_text(f"text {number}")
+    make(folder, tmp_path / "out", val_fraction=0)
+    store = open_store(tmp_path / "out")
+    for number in range(len(store) - 20, len(store)):
+        assert bytes(store[number].ids[:-1].tolist()) == f"text {number}".encode()
+        assert store.provenance.of(number).source == f"in/{number:05}.txt"

@@ -1,0 +1,366 @@
+"""Preferences through ``prepare``: pairs kept whole in their place, read as preference trainers take them."""
+
+import json
+
+import numpy as np
+import pytest
+
+import batchloom
+from batchloom import InputError, SettingsError
+from batchloom.store import CHOSEN, REJECTED, LabelledAnswers, PreferencePairs, export_store
+from preparation.stores import jsonl, make, tree
+from preparation.test_resume import run_killed
+
+ROWS = [
+    {"prompt": f"{n} + {n}?", "chosen": f"{2 * n}" * (1 + n % 5), "rejected": f"no {n}", "score_chosen": 1.0}
+    for n in range(200)
+]  # fmt: skip
+LABELLED = [{"prompt": f"q{n}", "completion": f"a{n}", "label": n % 3 == 0} for n in range(40)]
+
+
+def prepare(tmp_path, rows, **settings):
+    jsonl(tmp_path / "in.jsonl", rows)
+    settings = {"tokenizer": "bytes", "val_fraction": 0, **settings}
+    return batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings)
+
+
+def text(ids):
+    return bytes(n for n in ids if n < 256).decode()
+
+
+def pairs(out):
+    """(record, prompt, chosen, rejected, subset) of every pair of a store of bytes, by id."""
+    found = []
+    for split in batchloom.open_store(out).subsets:
+        stored = PreferencePairs(batchloom.open_store(out, split))
+        for n, number in enumerate(stored.ids.tolist()):
+            one = stored[n]
+            record = stored.store.provenance.of(int(stored.chosen[n])).record
+            assert record == stored.store.provenance.of(int(stored.rejected[n])).record
+            found.append((number, record, *map(text, one.values()), split))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("val_fraction", [0, 0.3])
+def test_every_pair_is_two_documents_of_one_subset(tmp_path, val_fraction):
+    result = prepare(tmp_path, ROWS, val_fraction=val_fraction, test_fraction=val_fraction / 3)
+    assert "Detected prompt/chosen/rejected -> preference pairs in in.jsonl." in result.notes
+    assert result.counts.documents == 400
+    found = pairs(result.path)
+    assert [one[1] for one in found] == list(range(200))
+    for _, record, prompt, chosen, rejected, _ in found:
+        row = ROWS[record]
+        assert prompt == f"User:\n{row['prompt']}\n\nAssistant:\n"
+        assert (chosen, rejected) == (row["chosen"] + "\n", row["rejected"] + "\n")
+    assert len({one[-1] for one in found}) == (3 if val_fraction else 1)
+    assert len({one[0] for one in found}) == 200
+    verdict = batchloom.check(result.path)
+    assert verdict.sound
+    assert "the chosen answer and the rejected one" in verdict.facts["preferences"]
+    (source,) = batchloom.open_store(result.path).manifest.sources
+    assert (source.preferences, source.documents) == ("pairs", 400)
+
+
+SETTINGS = {"unit_bytes": 4000, "val_fraction": 0.2, "tokens_per_shard": 500}
+
+
+def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
+    monkeypatch.setattr("batchloom.preparation.phases.duplicate_resolution._CHUNK_ROWS", 7)
+    monkeypatch.setattr("batchloom.preparation.phases.unit_shards._CHUNK_TOKENS", 100)
+    monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
+    jsonl(tmp_path / "in.jsonl", ROWS)
+    for name, most, count in (("tiny", 1, 200), ("odd", 500, 20), ("one", 10**6, 4)):
+        out = tmp_path / name
+        make(tmp_path / "in.jsonl", out, **SETTINGS | {"tokens_per_shard": most})
+        shards = 0
+        for split in ("train", "val"):
+            store = batchloom.open_store(out, split)
+            for shard in range(len(store.shards)):
+                sides = store.shards.sides(shard).sides.tolist()
+                assert sides == [CHOSEN, REJECTED] * (len(sides) // 2)
+                sizes = store.lengths.slice(*store.shards.bounds[shard : shard + 2])
+                assert len(sizes) == 2 or sizes.sum() <= most
+            shards += len(store.shards)
+        assert shards >= count / 10
+        assert batchloom.check(out).sound
+        assert [one[1] for one in pairs(out)] == list(range(200))
+
+
+def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
+    jsonl(tmp_path / "in.jsonl", [*ROWS, {"prompt": "a", "chosen": "b", "rejected": "b"}])
+    inputs = [tmp_path / "in.jsonl"]
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    make(inputs, tmp_path / "one", val_fraction=0.2)
+    assert [one[1:] for one in pairs(tmp_path / "one")] == [
+        one[1:] for one in pairs(tmp_path / "whole")
+    ]
+    expected, out, runs = tree(tmp_path / "whole"), tmp_path / "out", 0
+    assert any(name.endswith(".pairs") for name in expected)
+    while run_killed({"open"}, 200, inputs, out, **SETTINGS):
+        runs += 1
+        assert runs < 40
+    assert runs > 2
+    assert tree(out) == expected
+
+
+BAD = {
+    "prompt lacking": ({"chosen": "a", "rejected": "b"}, "no column 'prompt'"),
+    "chosen lacking": ({"prompt": "q", "rejected": "b"}, "no column 'chosen'"),
+    "rejected null": ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected' holds null"),
+    "one side empty": ({"prompt": "q", "chosen": "a", "rejected": " "}, "'rejected' is empty"),
+    "a number": ({"prompt": "q", "chosen": 5, "rejected": "b"}, "'chosen' holds a number"),
+    "both alike": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "hold the same"),
+    "alike when rendered": ({"prompt": "q", "chosen": "a", "rejected": " a"}, "are the same tokens"),
+    "no Unicode": ({"prompt": "q", "chosen": "a", "rejected": "\ud800"}, "not"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_side_takes_the_pair_aside_with_its_place(tmp_path, name):
+    row, reason = BAD[name]
+    result = prepare(tmp_path, [*ROWS[:20], row, *ROWS[20:30]])
+    assert (result.counts.documents, result.counts.quarantined) == (60, 1)
+    (line,) = (result.path / "quarantine.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert told["line"] == 21
+    assert reason in told["reason"]
+    assert batchloom.check(result.path).sound
+    assert [one[1] for one in pairs(result.path)] == [*range(20), *range(21, 31)]
+
+
+def test_a_pair_too_long_is_dropped_once(tmp_path):
+    rows = [*ROWS[:20], {"prompt": "q", "chosen": "a", "rejected": "z" * 500}]
+    result = prepare(tmp_path, rows, max_tokens=200)
+    assert (result.counts.documents, result.counts.dropped) == (40, {"overlong": 1})
+    assert batchloom.check(result.path).sound
+    with pytest.raises(InputError, match=r"in.jsonl, line 21: on its rejected side has \d+ tokens"):
+        make(tmp_path / "in.jsonl", tmp_path / "e", chat=chat(max_tokens=200, overlong="error"))
+
+
+def chat(**settings):
+    from batchloom.preparation import ChatRecipe
+
+    return ChatRecipe(**settings)
+
+
+TALK = [{"role": "user", "content": "q"}]
+GOOD, WRONG = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+FORMS = {
+    "messages": ({"prompt": TALK, "chosen": [GOOD], "rejected": [WRONG]}, {}),
+    "implicit": ({"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}, {}),
+    "mapped": ({"q": "q", "yes": "good", "no": "bad"}, {"chosen": "yes", "rejected": "no", "prompt": "q"}),
+    "mapped messages": ({"yes": [*TALK, GOOD], "no": [*TALK, WRONG]}, {"chosen": "yes", "rejected": "no"}),
+    "beside messages": ({"prompt": "q", "messages": [*TALK, GOOD], "chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}, {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(tmp_path, name):
+    row, mapping = FORMS[name]
+    result = prepare(tmp_path, [row] * 3, mapping=mapping, dedup="none")
+    assert [one[2:5] for one in pairs(result.path)] == [
+        ("User:\nq\n\nAssistant:\n", "good\n", "bad\n")
+    ] * 3
+
+
+def test_two_texts_keep_the_text_they_begin_with_as_prompt(tmp_path):
+    asked = "\n\nHuman: e\u0301?\r\n\nAssistant: "
+    rows = [{"chosen": f"{asked}yes {n}", "rejected": f"{asked}no {n}"} for n in range(9)]
+    rows.append({"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]})
+    rows.append({"chosen": "other", "rejected": "text"})
+    result = prepare(tmp_path, rows)
+    assert "Detected chosen/rejected -> preference pairs, the prompt in both in in.jsonl." in (
+        result.notes
+    )
+    assert not any("template" in note for note in result.notes)
+    found = pairs(result.path)
+    assert [one[2:5] for one in found] == [
+        ("\n\nHuman: é?\n\nAssistant:", f" yes {n}", f" no {n}") for n in range(9)
+    ]
+    bad = [json.loads(line) for line in (result.path / "quarantine.jsonl").read_text().splitlines()]
+    assert "its answers are messages where those of the first records are texts" in bad[0]["reason"]
+    assert "--map prompt=" in bad[1]["reason"]
+    store = batchloom.open_store(result.path)
+    assert store[0].ids[-1] == store.end_id
+    (source,) = store.manifest.sources
+    assert (source.end, source.conversations) == ("added", False)
+    assert batchloom.check(result.path).sound
+
+
+def test_labels(tmp_path):
+    rows = [*LABELLED, {"prompt": "q", "completion": "a", "label": "maybe"}]
+    rows[1] = {"prompt": "q1", "completion": "a1", "label": 0}
+    result = prepare(tmp_path, rows, val_fraction=0.3)
+    assert (result.counts.documents, result.counts.quarantined) == (40, 1)
+    assert "not true (good) or false (bad)" in (result.path / "quarantine.jsonl").read_text()
+    found = {}
+    for split in ("train", "val"):
+        store = batchloom.open_store(result.path, split)
+        labels = LabelledAnswers(store)
+        assert len(labels) == len(store) == len(labels.good)
+        for n in range(len(labels)):
+            one = labels[n]
+            found[store.provenance.of(n).record] = one["label"]
+            assert text(one["completion_ids"]) == f"a{store.provenance.of(n).record}\n"
+            assert text(one["prompt_ids"]).startswith("User:\nq")
+    assert found == {n: n % 3 == 0 for n in range(40)}
+    assert batchloom.check(result.path).sound
+    with pytest.raises(InputError, match="holds no preference pairs"):
+        PreferencePairs(store)
+
+
+def test_no_labelled_answer_is_kept_without_its_prompt(tmp_path):
+    rows = [{"prompt": "long " * 30, "completion": "yes", "label": True}, *LABELLED]
+    result = prepare(tmp_path, rows, max_tokens=100, overlong="split")
+    assert result.counts.dropped == {"overlong": 1}
+    assert result.counts.documents == len(LABELLED)
+    assert batchloom.check(result.path).sound
+
+
+def test_a_labelled_conversation_is_judged_by_its_last_turn(tmp_path):
+    turns = [*TALK, GOOD, *TALK, WRONG]
+    rows = [{"messages": turns, "label": n % 2 == 0} for n in range(6)]
+    rows.append({"messages": turns[:3], "label": True})
+    result = prepare(tmp_path, rows)
+    one = LabelledAnswers(batchloom.open_store(result.path))[0]
+    assert text(one["completion_ids"]) == "bad\n"
+    assert text(one["prompt_ids"]).count("Assistant:") == 2
+    reason = json.loads((result.path / "quarantine.jsonl").read_text())["reason"]
+    assert "ends with a user turn" in reason
+
+
+def test_of_pairs_the_answers_have_labels(tmp_path):
+    store = batchloom.open_store(prepare(tmp_path, ROWS[:5]).path)
+    labels = LabelledAnswers(store)
+    assert labels.good.tolist() == [True, False] * 5
+    assert [labels[n]["label"] for n in (0, 1, -1)] == [True, False, False]
+    assert labels[0]["completion_ids"] == PreferencePairs(store)[0]["chosen_ids"]
+
+
+def test_pairs_are_a_dataset(tmp_path):
+    import pickle
+
+    stored = PreferencePairs(batchloom.open_store(prepare(tmp_path, ROWS[:5]).path))
+    assert len(list(stored)) == len(stored) == 5
+    assert stored[-1] == stored[4] == pickle.loads(pickle.dumps(stored))[4]
+    assert stored[np.int64(2)]["prompt_ids"] == stored[2]["prompt_ids"]
+    assert (stored.chosen + 1 == stored.rejected).all()
+    with pytest.raises(IndexError, match="There is no pair 5: there are 5"):
+        stored[5]
+    with pytest.raises(TypeError, match="a whole number, not by 'a'"):
+        stored["a"]
+
+
+def test_a_loader_does_not_train_rejected_answers(tmp_path):
+    for rows, sentence in (
+        (ROWS[:5], "--map prompt=prompt,completion=chosen"),
+        (LABELLED, "--map label="),
+    ):
+        out = tmp_path / str(len(rows))
+        out.mkdir()
+        store = batchloom.open_store(prepare(out, rows).path)
+        with pytest.raises(InputError, match=f"would train the answers that are not wanted.*{sentence}"):  # fmt: skip
+            batchloom.Loader(store, seq_len=64, global_batch_size=1, output="numpy")
+    # What the sentence says leads to a store that a loader takes.
+    mapping = {"prompt": "prompt", "completion": "chosen"}
+    store = batchloom.open_store(make(tmp_path / "5/in.jsonl", tmp_path / "c", mapping=mapping).path)  # fmt: skip
+    batch = batchloom.Loader(store, seq_len=64, global_batch_size=1, output="numpy")[0]
+    assert (batch["labels"] != -100).any()
+
+
+def test_preferences_stand_alone(tmp_path):
+    (tmp_path / "in").mkdir()
+    jsonl(tmp_path / "in/a.jsonl", ROWS[:3])
+    jsonl(tmp_path / "in/empty.jsonl", [])
+    make(tmp_path / "in", tmp_path / "fine")
+    for name, rows, sentence in (
+        ("b.jsonl", LABELLED, "labelled answers"),
+        ("b.jsonl", [{"text": "x"}], "documents that are no preferences"),
+        ("b.txt", [{"text": "x"}], "documents that are no preferences"),
+    ):
+        jsonl(tmp_path / "in" / name, rows)
+        with pytest.raises(
+            InputError, match=rf"hold preference pairs \(in/a.jsonl\) and {sentence} \(in/{name}\)"
+        ):
+            make(tmp_path / "in", tmp_path / "out")
+        (tmp_path / "in" / name).unlink()
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_answer_is_trained_and_nothing_else_can_be_asked_for(tmp_path):
+    with pytest.raises(InputError, match="of which the answer is trained.* leave --train-on last"):
+        prepare(tmp_path, ROWS, train_on="last")
+    assert prepare(tmp_path, ROWS, train_on="completion").counts.documents == 400
+    with pytest.raises(SettingsError, match="together"):
+        prepare(tmp_path, ROWS, mapping={"chosen": "chosen", "response": "rejected"})
+
+
+@pytest.mark.parametrize("rows", [ROWS[:20], LABELLED], ids=["pairs", "labels"])
+def test_export_carries_pair_and_side(tmp_path, rows):
+    import pyarrow.ipc as ipc
+    import pyarrow.parquet as pq
+
+    path = prepare(tmp_path, rows).path
+    store = batchloom.open_store(path)
+    done = export_store(path, to="parquet", out=tmp_path / "parquet")
+    table = pq.read_table(tmp_path / "parquet").to_pylist()
+    export_store(path, to="hf", out=tmp_path / "hf")
+    with (tmp_path / "hf/data-00000-of-00001.arrow").open("rb") as file:
+        assert ipc.open_stream(file).read_all().to_pylist() == table
+    assert not done.notes
+    sides = store.shards.sides(0)
+    assert [row["pair"] for row in table] == sides.pairs.tolist()
+    names = {1: "chosen", 2: "rejected", 3: "good", 4: "bad"}
+    assert [row["side"] for row in table] == [names[side] for side in sides.sides.tolist()]
+    assert [row["input_ids"] for row in table] == [store[n].ids.tolist() for n in range(len(store))]
+    for to in ("megatron", "flat"):
+        notes = export_store(path, to=to, out=tmp_path / to).notes
+        assert any("--to parquet, hf or mds keeps pair and side" in note for note in notes)
+
+
+def test_mds_carries_pair_and_side(tmp_path):
+    path = prepare(tmp_path, ROWS[:2]).path
+    export_store(path, to="mds", out=tmp_path / "m")
+    data = (tmp_path / "m/shard.00000.mds").read_bytes()
+    entry = json.loads((tmp_path / "m/index.json").read_text())["shards"][0]
+    assert entry["column_names"][-3:] == ["side", "record", "pair"]
+    starts = np.frombuffer(data, "<u4", 5, 4)
+    last = data[starts[3] : starts[4]]
+    assert np.frombuffer(last, "<u4", 4)[3] == len("rejected")
+    assert last.endswith(b"rejected" + np.array([1, 1], "<i8").tobytes())
+
+
+def test_inspect_and_the_command_line_show_what_they_are(tmp_path, capsys):
+    from batchloom.cli import run_command_line
+
+    jsonl(tmp_path / "in.jsonl", ROWS)
+    out = str(tmp_path / "out")
+    settings = ["--out", out, "--tokenizer", "bytes", "--val-fraction", "0"]
+    assert run_command_line(["prepare", str(tmp_path / "in.jsonl"), *settings]) == 0
+    assert run_command_line(["check", out]) == 0
+    assert run_command_line(["inspect", out, "--seq-len", "64"]) == 0
+    shown = capsys.readouterr().out
+    assert "preferences (pairs): 200 chosen, 200 rejected" in " ".join(shown.split())
+    assert batchloom.inspect(out, seq_len=64).sides == {"chosen": 200, "rejected": 200}
+
+
+def test_csv_and_parquet(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "a.csv").write_text("prompt,completion,label\nq,a,True\nq,b,0\nq,c,yes\n")
+    assert LabelledAnswers(
+        open_made(tmp_path / "a.csv", tmp_path / "c", max_bad=1)
+    ).good.tolist() == [
+        True,
+        False,
+    ]
+    rows = [{"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}] * 3
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert (
+        len(PreferencePairs(open_made(tmp_path / "a.parquet", tmp_path / "p", dedup="none"))) == 3
+    )
+
+
+def open_made(source, out, **settings):
+    return batchloom.open_store(make(source, out, val_fraction=0, **settings).path)

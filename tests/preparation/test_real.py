@@ -1,0 +1,80 @@
+"""Real files, written by nobody here (BATCHLOOM_REAL_DATA names the folder)."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from batchloom import open_store
+from preparation.stores import make, texts, tree
+
+
+def test_plain_text_is_kept_whole(real_data, tmp_path):
+    path = real_data / "tinyshakespeare.txt"
+    result = make(path, tmp_path / "out", val_fraction=0.1)
+    assert 10 < result.counts.documents < 20
+    assert "".join(texts(tmp_path / "out")) == path.read_text()
+
+
+def test_records_of_four_kinds(real_data, tmp_path):
+    expected = {
+        "c4_demo.jsonl": ("text", 300),
+        "gsm8k_train.jsonl": ("question", 7473),
+        "HumanEval.jsonl.gz": ("prompt", 164),
+    }
+    for name, (field, count) in expected.items():
+        path = real_data / name
+        out = tmp_path / name
+        make(path, out, text_field=field, val_fraction=0.1, normalize=False)
+        data = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+        records = [json.loads(line)[field] for line in data.splitlines()]
+        assert len(records) == count
+        assert texts(out) == records
+
+
+@pytest.mark.slow
+def test_a_learned_tokenizer_gives_the_text_back(real_data, tmp_path):
+    inputs = [real_data / "tinyshakespeare.txt", real_data / "c4_demo.jsonl"]
+    result = make(inputs, tmp_path / "out", tokenizer="train:4096", val_fraction=0.1)
+    assert set(result.subsets) == {"train", "val"}
+    for split in ("train", "val"):
+        store = open_store(tmp_path / "out", split)
+        document = store[len(store) // 2]
+        assert document.text.endswith("<|endoftext|>")
+        assert document.text.removesuffix("<|endoftext|>") in _whole(inputs)
+    make(inputs, tmp_path / "again", tokenizer="train:4096", val_fraction=0.1)
+    assert tree(tmp_path / "again") == tree(tmp_path / "out")
+
+
+def _whole(inputs):
+    text, records = inputs
+    return text.read_text() + "\0".join(
+        json.loads(line)["text"] for line in records.read_text().splitlines()
+    )
+
+
+def test_memory_stays_bounded(tmp_path):
+    """One line of 300 MB among small ones, and 300 MB of short lines, read in under 350 MiB."""
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.write('{"text":"first"}\n{"text":"')
+        for _ in range(300):
+            file.write("x" * 10**6)
+        file.write('"}\n{"text":"last"}\n')
+    code = (
+        "import sys\n"
+        "from preparation.stores import make\n"
+        "make(sys.argv[1], sys.argv[2])\n"
+        # Not getrusage: its figure begins with what the forking process held.
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a.jsonl", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert int(done.stdout) < 350 * 1024
+    assert texts(tmp_path / "out") == ["first", "last"]

@@ -1,0 +1,569 @@
+"""Kill it anywhere: what was finished stays, what was not is redone, the bytes are the same."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from batchloom import InputError, OutputError, Recipe
+from batchloom.core.errors import StoreConflictError
+from batchloom.preparation import Note, Progress, compute_recipe_fingerprint, read_report
+from batchloom.text import parse_steps
+from preparation.jobs import killed_at
+from preparation.stores import SMALL, jsonl, make, texts, tree
+
+RENAMES = {"os.rename", "os.link", "os.remove", "os.rmdir"}
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    jsonl(tmp_path / "a.jsonl", [{"text": f"document number {i} " * (i % 5)} for i in range(60)])
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("broken\n")
+    (tmp_path / "b.txt").write_text("A paragraph.\n\n" * 200)
+    return [tmp_path / "a.jsonl", tmp_path / "b.txt"]
+
+
+SETTINGS = {"limits": SMALL, "unit_bytes": 1200, "val_fraction": 0.2, "tokens_per_shard": 700}
+
+
+def run_killed(events, count, inputs, out, **settings):
+    """Prepare in a forked process that is killed at the count-th of these audit events; whether it was."""
+    return killed_at(events, count, lambda: make(inputs, out, **settings))
+
+
+# A shard is three renames, and no stride is a multiple of three: each of them has its turn.
+@pytest.mark.parametrize("stride", [11, pytest.param(2, marks=pytest.mark.slow)])
+def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs, stride):
+    few = SETTINGS | {"unit_bytes": 3500, "tokens_per_shard": 3000}
+    make(inputs, tmp_path / "whole", **few)
+    expected = tree(tmp_path / "whole")
+    count, killed = 1 - stride, True
+    while killed:
+        count += stride
+        out = tmp_path / f"out{count}"
+        killed = run_killed(RENAMES, count, inputs, out, **few)
+        if killed:
+            # What a killed run left is never taken for a store.
+            assert (
+                not (out / "dataset_metadata.json").exists()
+                or tree(out).items() >= expected.items()
+            )
+            make(inputs, out, **few)
+        assert tree(out) == expected
+        assert not (out / ".work").exists()
+        shutil.rmtree(out)
+    assert count > 40
+
+
+def test_killed_again_and_again_it_gets_there(tmp_path, inputs):
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    out, runs = tmp_path / "out", 0
+    while run_killed({"open"}, 130, inputs, out, **SETTINGS):
+        runs += 1
+        assert runs < 50
+    assert runs > 2
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inputs):
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    for phase in ("tokenize", "write"):
+        out = tmp_path / phase
+        seen = []
+
+        def stop(event, phase=phase, seen=seen):
+            seen.append(event)
+            if isinstance(event, Progress) and event.phase == phase and event.documents > 50:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop, **SETTINGS)
+        events = []
+        result = make(inputs, out, listener=events.append, **SETTINGS)
+        assert result.resumed_units > 0
+        notes = [event.text for event in events if isinstance(event, Note)]
+        assert notes == [
+            f"Going on: {result.resumed_units} of 6 units were finished by an earlier run."
+        ]
+        assert events[-1].bytes_done == events[-1].bytes_total
+        assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_a_unit_that_is_lost_is_made_again_whatever_the_order(tmp_path, inputs):
+    make(inputs, tmp_path / "whole", **SETTINGS)
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise KeyboardInterrupt
+
+    for number in range(5):
+        out = tmp_path / f"out{number}"
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop, **SETTINGS)
+        (out / ".work" / "decision.json").unlink()
+        shutil.rmtree(out / ".work" / "shards")
+        units = sorted((out / ".work" / "units").iterdir())
+        for place, unit in enumerate(units):
+            if place == number or not (unit / "documents.rows").exists():
+                shutil.rmtree(unit)
+        make(inputs, out, **SETTINGS)
+        assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_what_the_report_says_of_the_input_is_the_same_wherever_it_stopped(tmp_path):
+    rows = [{"text": f"document number {n} of all"} for n in range(60)]
+    one = jsonl(tmp_path / "a.jsonl", rows[20:])
+    other = jsonl(tmp_path / "b.jsonl", rows[:40])
+    jobs = {"limits": SMALL, "unit_bytes": 900, "tokens_per_shard": 700}
+
+    def content(out):
+        return msgspec.structs.replace(read_report(out).content, stages={})
+
+    make([one, other], tmp_path / "whole", **jobs)
+    whole = content(tmp_path / "whole")
+    (pair,) = whole.duplicates
+    assert (pair.dropped_from, pair.kept_in) == ("b.jsonl", "a.jsonl")
+    assert pair.examples[0].words.startswith("document number 20 of all")
+    for most in range(1, 5):
+        written = []
+
+        def stop(event, written=written, most=most):
+            written.extend([event] * (isinstance(event, Progress) and event.phase == "write"))
+            if len(written) == most:
+                raise KeyboardInterrupt
+
+        out = tmp_path / f"out{most}"
+        with pytest.raises(KeyboardInterrupt):
+            make([one, other], out, listener=stop, **jobs)
+        make([one, other], out, **jobs)
+        assert content(out) == whole
+
+
+def test_pairs_of_other_units_are_never_taken(tmp_path, monkeypatch):
+    rows = [{"text": f"document number {n}"} for n in range(20)]
+    path = jsonl(tmp_path / "a.jsonl", [*rows, *rows])
+    run = {"limits": SMALL, "unit_bytes": 300, "clean": ["mojibake"]}
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(path, tmp_path / "out", listener=stop, **run)
+    (kept,) = (tmp_path / "out/.work/duplicates/pairs").iterdir()
+    told = kept.read_bytes()
+    assert b"document number 3" in told
+    # What a package of another version would have found.
+    kept.write_bytes(told.replace(b"document number 3", b"document number X"))
+    real = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "99" if name == "ftfy" else real(name)
+    )
+    make(path, tmp_path / "out", **run)
+    examples = read_report(tmp_path / "out").content.duplicates[0].examples
+    assert [one.words[:17] for one in examples] == [f"document number {n}" for n in range(5)]
+
+
+def test_the_same_again_says_so_at_once(tmp_path, inputs):
+    make(inputs, tmp_path / "out", **SETTINGS)
+    before = tree(tmp_path / "out")
+    began = time.process_time()
+    result = make(inputs, tmp_path / "out", **SETTINGS)
+    assert time.process_time() - began < 5
+    assert result.already_done
+    assert tree(tmp_path / "out") == before
+    # Where the files lie under the same names, and were only touched, nothing has changed.
+    for path in inputs:
+        path.touch()
+    assert make(inputs, tmp_path / "out", **SETTINGS).already_done
+    (tmp_path / "out" / "report.json").unlink()
+    assert make(inputs, tmp_path / "out", max_bad=50, **SETTINGS).already_done
+
+
+def test_relative_and_absolute_names_of_the_same_files_are_the_same_job(
+    tmp_path, inputs, monkeypatch
+):
+    make(inputs, tmp_path / "out", **SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    assert make(["./a.jsonl", "b.txt"], "out", **SETTINGS).already_done
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finished):
+    out = tmp_path / "out"
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise KeyboardInterrupt
+
+    if finished:
+        make(inputs, out, **SETTINGS)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            make(inputs, out, listener=stop, **SETTINGS)
+    remedy = "choose another --out, or delete" if finished else "give --restart to begin anew"
+    changed = SETTINGS | {"tokens_per_shard": 800}
+    with pytest.raises(StoreConflictError, match=rf"tokens_per_shard: 700 -> 800.*{remedy}"):
+        make(inputs, out, **changed)
+    with pytest.raises(StoreConflictError, match="inputs: b.txt is missing"):
+        make(inputs[:1], out, **SETTINGS)
+    with pytest.raises(StoreConflictError, match="another order"):
+        make(inputs[::-1], out, **SETTINGS)
+    text = inputs[1].read_text()
+    inputs[1].write_text(text.replace("A", "B"))
+    with pytest.raises(
+        StoreConflictError, match="inputs: b.txt (has other content|was written anew)"
+    ):
+        make(inputs, out, **SETTINGS)
+    inputs[1].write_text(text + "more")
+    with pytest.raises(StoreConflictError, match="inputs: b.txt has 2,804 bytes, had 2,800"):
+        make(inputs, out, **SETTINGS)
+    if not finished:
+        shutil.rmtree(out / ".work")
+        make(inputs, out, **SETTINGS)
+
+
+def test_a_tokenizer_file_that_changed_is_another_job(tmp_path, inputs):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "t.py").write_text(Path(__file__).read_text())
+    for size in (300, 310):
+        make(tmp_path / "text", tmp_path / f"s{size}", tokenizer=f"train:{size}")
+    folder = tmp_path / "tok"
+    shutil.copytree(tmp_path / "s300", folder)
+    settings = SETTINGS | {"tokenizer": str(folder)}
+    make(inputs, tmp_path / "out", **settings)
+    assert make(inputs, tmp_path / "out", **settings).already_done
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "s310", folder)
+    with pytest.raises(StoreConflictError, match="tokenizer: .* is another than before"):
+        make(inputs, tmp_path / "out", **settings)
+
+
+def test_a_learned_tokenizer_is_kept_over_a_stop(tmp_path, inputs):
+    settings = SETTINGS | {"tokenizer": "train:300"}
+    make(inputs, tmp_path / "whole", **settings)
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "out", listener=stop, **settings)
+    events = []
+    make(inputs, tmp_path / "out", listener=events.append, **settings)
+    assert not [
+        event for event in events if isinstance(event, Progress) and event.phase == "sample"
+    ]
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("most", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_learned_tokenizer_is_kept_when_it_is_all_there_is(tmp_path, inputs, most):
+    """As a run leaves it that is killed before its first unit is done."""
+    settings = SETTINGS | {"tokenizer": "train:300"}
+    make(inputs, tmp_path / "whole", **settings)
+    killed = 0
+    for count in range(1, 30):
+        out = tmp_path / f"out{count}"
+        assert run_killed({"os.rename"}, count, inputs, out, **settings)
+        if killed == most or any((out / ".work").glob("units/*/unit.json")):
+            break
+        if not (out / ".work" / "tokenizer_state.json").exists():
+            continue
+        killed += 1
+        events = []
+        if killed == 1:
+            # Another job begins anew unasked, as nothing but the tokenizer is there.
+            shutil.copytree(out, tmp_path / "other")
+            make(inputs, tmp_path / "other", listener=events.append, **SETTINGS)
+            assert {e.phase for e in events if isinstance(e, Progress)} == {"tokenize", "write"}
+            events.clear()
+        make(inputs, out, listener=events.append, **settings)
+        phases = [event.phase for event in events if isinstance(event, Progress)]
+        assert "sample" not in phases
+        assert tree(out) == tree(tmp_path / "whole")
+    assert killed
+
+
+def test_a_learned_tokenizer_is_kept_over_an_interrupt(tmp_path, inputs):
+    settings = SETTINGS | {"tokenizer": "train:300"}
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "tokenize":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "out", listener=stop, **settings)
+    shutil.rmtree(tmp_path / "out" / ".work" / "units")
+    events = []
+    make(inputs, tmp_path / "out", listener=events.append, **settings)
+    assert "sample" not in [event.phase for event in events if isinstance(event, Progress)]
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "damaged", listener=stop, **settings)
+    (tmp_path / "damaged" / ".work" / "job.json").write_text("{")
+    with pytest.raises(StoreConflictError, match=r"job\.json cannot be read"):
+        make(inputs, tmp_path / "damaged", **settings)
+
+
+def test_an_evaluation_set_that_changes_is_noticed(tmp_path, inputs):
+    words = [f"word{n:02}" for n in range(40)]
+    path = tmp_path / "quiz.txt"
+
+    def write(some):
+        """Always of one size, and under one date."""
+        path.write_text(" ".join(some) + "\n")
+        os.utime(path, (1e9, 1e9))
+
+    jsonl(inputs[0], [{"text": f"{n} {' '.join(words[n : n + 14])}"} for n in range(26)])
+    clean = [{"decontaminate": {"sets": {"quiz": str(path)}}}]
+    settings = SETTINGS | {"clean": clean}
+    write(words[:20])
+    make(inputs, tmp_path / "out", **settings)
+    assert make(inputs, tmp_path / "out", **settings).already_done
+    write(words[20:])
+    with pytest.raises(StoreConflictError, match="clean_files"):
+        make(inputs, tmp_path / "out", **settings)
+
+    def change(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            write(words[:20])
+
+    with pytest.raises(InputError, match=r"quiz\.txt\) was changed while it was used"):
+        make(inputs, tmp_path / "late", listener=change, **settings)
+    with pytest.raises(StoreConflictError, match="clean_files"):
+        make(inputs, tmp_path / "late", **settings)
+    write(words[20:])
+    make(inputs, tmp_path / "late", **settings)
+    write(words[20:])
+    make(inputs, tmp_path / "again", **settings)
+    assert tree(tmp_path / "late") == tree(tmp_path / "again")
+    write(["short"])
+    with pytest.raises(InputError, match="holds no text of 8 words"):
+        make(inputs, tmp_path / "useless", **settings)
+    assert not (tmp_path / "useless").exists()
+
+
+def test_two_runs_on_one_folder(tmp_path, inputs):
+    refused = []
+
+    def again(event):
+        if not refused:
+            with pytest.raises(
+                StoreConflictError,
+                match=rf"Another run is preparing into .* \(process {os.getpid()}\)",
+            ) as caught:
+                make(inputs, tmp_path / "out", **SETTINGS)
+            refused.append(caught)
+
+    make(inputs, tmp_path / "out", listener=again, **SETTINGS)
+    assert refused
+    assert texts(tmp_path / "out")
+
+
+def test_a_failed_job_leaves_nothing_behind(tmp_path, inputs):
+    def stop(event):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs[1], tmp_path / "out", listener=stop)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs[1], tmp_path / "mine", listener=stop)
+    assert (tmp_path / "mine").exists()
+    assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.parametrize("name", ["full", "small"])
+def test_a_disk_without_room_is_one_sentence_and_can_be_gone_on_from(tmp_path, inputs, name):
+    """RLIMIT_FSIZE refuses the system's write as a full disk does, in a process of its own."""
+    make(inputs, tmp_path / "whole", **SETTINGS)
+    out = tmp_path / "out"
+    script = (
+        "import resource, sys\n"
+        "from preparation.test_resume import SETTINGS\n"
+        "from preparation.stores import make\n"
+        "from batchloom.core.errors import InputError, OutputError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
+        "try:\n"
+        "    make(sys.argv[3:], sys.argv[2], **SETTINGS)\n"
+        "except OutputError as error:\n"
+        "    print(error)\n"
+        "    sys.exit(7)\n"
+    )
+    most = {"full": 500, "small": 2500}[name]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, str(most), str(out), *map(str, inputs)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("Cannot write ")
+    assert done.stdout.count("\n") == 1
+    make(inputs, out, **SETTINGS)
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_an_output_that_cannot_be_written(tmp_path, inputs):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="a part of the path is a file|a file is in the way"):
+        make(inputs, tmp_path / "file", **SETTINGS)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.doc").write_text("x")
+    with pytest.raises(
+        StoreConflictError,
+        match=r"other is not empty \(thesis.doc\) and no store; choose another --out",
+    ):
+        make(inputs, tmp_path / "other", **SETTINGS)
+    if os.geteuid():
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(OutputError, match="permission denied"):
+            make(inputs, tmp_path / "locked" / "out", **SETTINGS)
+
+
+def test_recipes_are_compared_by_what_they_do():
+    one = Recipe(inputs=("a",), val_fraction=0, max_bad=3)
+    other = Recipe(inputs=("/b/c",), val_fraction=0.0, max_bad="5%")
+    assert compute_recipe_fingerprint(one) == compute_recipe_fingerprint(other)
+    assert compute_recipe_fingerprint(one) != compute_recipe_fingerprint(Recipe(inputs=("a",)))
+
+
+def half_done(tmp_path, inputs):
+    """A work folder whose first phase is over."""
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        make(inputs, tmp_path / "out", listener=stop, **SETTINGS)
+    return tmp_path / "out" / ".work"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"{", None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "job.json",
+        "decision.json",
+        "tokenizer_state.json",
+        "units/*/unit.json",
+        "duplicates/pairs/*",
+    ],
+)
+def test_a_damaged_work_folder_is_told_with_what_to_delete(tmp_path, inputs, name, data):
+    work = half_done(tmp_path, inputs)
+    path = max(work.glob(name))
+    path.unlink()
+    if data is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(data)
+    with pytest.raises(StoreConflictError) as error:
+        make(inputs, tmp_path / "out", **SETTINGS)
+    assert str(error.value).startswith(f"{path} cannot be read (")
+    assert str(error.value).endswith(f"delete {work} to begin anew.")
+
+
+@pytest.mark.parametrize("name", ["documents.rows", "tokens.train.bin", "bad.jsonl"])
+def test_a_temporary_file_that_is_gone_is_told_with_what_to_delete(tmp_path, inputs, name):
+    work = half_done(tmp_path, inputs)
+    # Of a unit that gave no document nothing is read again.
+    rows = max(work.glob("units/*/documents.rows"), key=lambda path: path.stat().st_size)
+    rows.with_name(name).unlink()
+    with pytest.raises(StoreConflictError, match=f"{name} cannot be read .*; delete .*/.work to"):
+        make(inputs, tmp_path / "out", **SETTINGS)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"{", None])
+def test_a_damaged_report_is_as_good_as_none(tmp_path, inputs, data):
+    make(inputs, tmp_path / "out", **SETTINGS)
+    report = tmp_path / "out" / "report.json"
+    report.unlink()
+    if data is None:
+        os.mkfifo(report)
+    else:
+        report.write_bytes(data)
+    assert make(inputs, tmp_path / "out", **SETTINGS).already_done
+
+
+def test_the_report_tells_the_memory_of_this_process_alone(tmp_path, inputs):
+    """What a process inherits from the one that started it is not its own."""
+    script = (
+        "import subprocess, sys\n"
+        "large = bytearray(b'x') * (600 << 20)\n"
+        "job = 'import batchloom, sys; batchloom.prepare(sys.argv[1], out=sys.argv[2], tokenizer=\"bytes\")'\n"
+        "subprocess.run([sys.executable, '-c', job, *sys.argv[1:]], check=True)\n"
+    )
+    words = [sys.executable, "-c", script, str(inputs[1]), str(tmp_path / "out")]
+    subprocess.run(words, check=True, timeout=300)
+    report = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert 10 << 20 < report["peak_memory_bytes"] < 400 << 20
+
+
+def test_another_reading_is_told_by_the_option_that_differs(tmp_path, inputs):
+    make(inputs, tmp_path / "out")
+    with pytest.raises(StoreConflictError, match=r"\(normalize: True -> False\)"):
+        make(inputs, tmp_path / "out", normalize=False)
+
+
+def test_work_of_another_version_is_refused_in_a_sentence(tmp_path, inputs):
+    path = half_done(tmp_path, inputs) / "job.json"
+    job = json.loads(path.read_bytes())
+    job["work_version"] -= 1
+    del job["kinds"]
+    path.write_text(json.dumps(job))
+    with pytest.raises(StoreConflictError, match="another version of batchloom"):
+        make(inputs, tmp_path / "out", **SETTINGS)
+
+
+def test_other_versions_of_packages_make_everything_anew(tmp_path, inputs, monkeypatch):
+    """What follows the units is not of units that other packages made."""
+    settings = SETTINGS | {"clean": parse_steps("mojibake")}
+    make(inputs, tmp_path / "whole", **settings)
+
+    def stop(event):
+        if isinstance(event, Progress) and event.phase == "write" and event.documents > 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(inputs, tmp_path / "out", listener=stop, **settings)
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: "99" if name == "ftfy" else version(name),
+    )
+    events = []
+    result = make(inputs, tmp_path / "out", listener=events.append, **settings)
+    assert result.resumed_units == 0
+    assert max(one.bytes_found for one in events if isinstance(one, Progress)) == 0
+    assert any("of other versions" in note for note in result.notes)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_lines_that_were_looked_at_are_kept_though_no_unit_is_finished(tmp_path, inputs):
+    settings = SETTINGS | {"dedup": "lines"}
+    make(inputs, tmp_path / "whole", **settings)
+    out = tmp_path / "out"
+    assert run_killed({"os.rename"}, 18, inputs, out, **settings)
+
+    def inodes(folder):
+        return {path.stat().st_ino for path in (out / ".work" / folder).iterdir()}
+
+    before, seen = inodes("pieces"), set()
+    assert len(before) > 2
+    assert not (out / ".work/units").exists()
+    make(inputs, out, listener=lambda event: seen.update(inodes("pieces")), **settings)
+    assert before <= seen
+    assert tree(out) == tree(tmp_path / "whole")

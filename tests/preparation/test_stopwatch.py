@@ -1,0 +1,87 @@
+"""The stopwatch: what is done inside counts, whatever becomes of it, from any thread."""
+
+import threading
+import time
+
+import pytest
+
+from batchloom.preparation import RunSettings, StageTime, read_report, run_recipe
+from batchloom.preparation.units import STAGES, Stopwatch, add_stage_times
+from preparation.stores import recipe_of
+
+
+def test_time_counts_also_where_the_work_fails():
+    watch = Stopwatch()
+    with watch.time("encode", 100, 2):
+        time.sleep(0.02)
+    with pytest.raises(ValueError), watch.time("encode", 10, 1):
+        raise ValueError
+    spent = watch.spent()["encode"]
+    assert 0.02 <= spent.seconds < 2
+    assert (spent.bytes, spent.documents) == (110, 3)
+
+
+def test_what_is_done_with_an_item_is_not_counted():
+    watch = Stopwatch()
+
+    def slow():
+        for number in range(3):
+            time.sleep(0.01)
+            yield number
+
+    found = []
+    for number in watch.each("read", slow()):
+        time.sleep(0.05)
+        found.append(number)
+    assert found == [0, 1, 2]
+    assert 0.03 <= watch.spent()["read"].seconds < 0.12
+
+
+def test_threads_lose_nothing():
+    watch = Stopwatch()
+    threads = [
+        threading.Thread(target=lambda: [watch.add("hash", 0.5, 1, 1) for _ in range(1000)])
+        for _ in range(4)
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert watch.spent() == {"hash": StageTime(2000.0, 4000, 4000)}
+
+
+def test_stages_come_in_the_order_of_a_job():
+    watch = Stopwatch()
+    for stage in reversed(STAGES):
+        watch.add(stage, 1)
+    assert tuple(watch.spent()) == STAGES
+    more = add_stage_times(
+        watch.spent(), {"of a later version": StageTime(1.0), "list": StageTime(2.0)}
+    )
+    assert list(more) == [*STAGES, "of a later version"]
+    assert more["list"].seconds == 3
+
+
+def test_a_batch_costs_next_to_nothing():
+    watch = Stopwatch()
+    began = time.perf_counter()
+    for _ in range(1000):
+        with watch.time("clean"):
+            pass
+    assert time.perf_counter() - began < 0.5
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_every_stage_of_a_job_is_told_and_no_other(dry_run, tmp_path):
+    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(2000)))
+    settings = RunSettings(unit_bytes=4000, dry_run=dry_run)
+    recipe = recipe_of(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
+    run_recipe(recipe, tmp_path / "out", lambda event: None, settings=settings)
+    report = read_report(tmp_path / "out/.work" if dry_run else tmp_path / "out")
+    later = {"write shards", "finish"} if dry_run else set()
+    assert list(report.content.stages) == [name for name in STAGES if name not in later]
+    phases, stages = report.seconds_by_phase, report.content.stages
+    assert {name for name in phases if name not in stages} == {"tokenize"}
+    assert all(phases[name] == stages[name].seconds for name in phases if name in stages)
+    # Nothing of what took time goes untold.
+    assert 0.8 * report.seconds < sum(phases.values()) <= report.seconds + 0.01
